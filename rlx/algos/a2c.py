@@ -1,0 +1,96 @@
+"""A2C, the synchronous form of A3C (Mnih et al., 2016), arXiv:1602.01783.
+
+    policy   max E[A log pi(a|s)] + entropy_coef * H(pi(.|s)),  A = R - V(s)
+    value    min (R - V(s))^2,  R the n-step return with n the length of the rollout (GAE with lambda = 1)
+
+One gradient step on each rollout, which is short, so that learning follows the newest policy closely.
+
+Deviation: RMSprop is taken as Adam with beta1 = 0. Both divide the gradient by the root of its running mean square; the
+bias correction of Adam stands where other implementations start that mean at one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from rlx.algos.ppo import CLIP, RewardScale, experience, explained_variance, running_moments, standardized
+from rlx.distributions import Perceptron, Policy
+from rlx.learner import AlgoConfig, Learner
+from rlx.nn import Adam
+from rlx.types import Metrics, Rollout, Spec
+
+
+@dataclass
+class A2CConfig(AlgoConfig):
+    _target_: str = "rlx.algos.a2c.A2C"
+    name: str = "a2c"
+    lr: float = 7e-4
+    hidden: list[int] = field(default_factory=lambda: [64, 64])
+    activation: str = "tanh"
+    gae_lambda: float = 1.0  # 1: n-step returns
+    normalize_advantage: bool = False  # over the rollout
+    entropy_coef: float = 0.0
+    value_coef: float = 0.5
+    max_grad_norm: float = 0.5  # of policy and value function together
+    momentum: float = 0.0  # beta1 of Adam; 0: RMSprop
+    square_decay: float = 0.99  # beta2 of Adam: memory of the mean square
+    log_std_init: float = 0.0  # of box actions
+    normalize_reward: bool = False  # divide rewards by the running std of their discounted return
+
+
+def a2c_loss(
+    log_prob: Tensor, entropy: Tensor, value: Tensor, advantage: Tensor, returns: Tensor, cfg: A2CConfig
+) -> tuple[Tensor, Metrics]:
+    policy = -(advantage * log_prob).mean()
+    error = (value - returns).square().mean()
+    entropy = entropy.mean()
+    loss = policy + cfg.value_coef * error - cfg.entropy_coef * entropy
+    return loss, {"loss/policy": policy.detach(), "loss/value": error.detach(), "entropy": entropy.detach()}
+
+
+class A2C(Learner):
+    actions = ("box", "discrete", "multi_discrete")
+    regimes = ("on_policy",)
+
+    def __init__(self, cfg: A2CConfig, spec: Spec):
+        super().__init__(cfg, spec)
+        self.cfg: A2CConfig = cfg
+        self.policy = Policy(spec, cfg.hidden, cfg.activation, cfg.log_std_init)
+        self.critic = Perceptron([spec.obs_dim, *cfg.hidden, 1], cfg.activation, final_gain=1.0)
+        if cfg.normalize_obs:
+            self.register_buffer("obs_count", torch.zeros((), dtype=torch.int64))
+        if cfg.normalize_reward:
+            self.reward_scale = RewardScale(cfg.discount)
+        params = [*self.policy.parameters(), *self.critic.parameters()]
+        betas = (cfg.momentum, cfg.square_decay)
+        self.optimizers["policy"] = Adam(params, cfg.lr, betas, eps=1e-5, max_grad_norm=cfg.max_grad_norm)
+
+    def normalize(self, obs: Tensor) -> Tensor:
+        return super().normalize(obs).clamp(-CLIP, CLIP) if self.cfg.normalize_obs else obs
+
+    @torch.no_grad()
+    def act(self, obs: Tensor, explore: bool) -> Tensor:
+        return self.policy.act(self.normalize(obs).flatten(1), explore)
+
+    def update(self, rollout: Rollout) -> Metrics:  # type: ignore[override]
+        self.updates += 1
+        cfg = self.cfg
+        if cfg.normalize_reward:
+            rollout = rollout._replace(reward=self.reward_scale(rollout))
+        data = experience(rollout, self, cfg.gae_lambda)
+        advantage = standardized(data.advantage) if cfg.normalize_advantage else data.advantage
+        actions = self.policy(data.obs)
+        value = self.critic(data.obs).squeeze(-1)
+        loss, metrics = a2c_loss(actions.log_prob(data.action), actions.entropy(), value, advantage, data.returns, cfg)
+        self.optimizers["policy"].minimize(loss)
+        if cfg.normalize_obs:
+            running_moments(rollout.obs.flatten(0, 1), self.obs_mean, self.obs_std, self.obs_count)
+        return metrics | {"explained_variance": explained_variance(data.value, data.returns)}
+
+    def load_tensors(self, saved: dict[str, Tensor]) -> None:
+        if self.cfg.normalize_reward:
+            self.reward_scale.make_room(saved.get("model.reward_scale.carry"))
+        super().load_tensors(saved)

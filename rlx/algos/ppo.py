@@ -1,0 +1,263 @@
+"""PPO (Schulman et al., 2017), arXiv:1707.06347, with the details of Huang et al. (2022) that decide.
+
+    ratio    rho = pi(a|s) / pi_old(a|s)
+    policy   max E[min(rho A, clip(rho, 1 - eps, 1 + eps) A)] + entropy_coef * H(pi(.|s)),  A by GAE
+    value    min (V(s) - R)^2,  R = A + V_old(s)
+
+Box actions are drawn from a Gaussian with a state-independent std and scored as drawn: the env layer clips them on
+their way into the env, the log-probability never knows. Values and log-probabilities of a rollout are computed here, in
+one batch, with the policy that collected it. A truncated episode bootstraps from the value of its final observation.
+
+Deviations: observation statistics move between rollouts, not within them, so that acting and learning see the same
+numbers; advantages are divided by the population std, so that a minibatch of one row gives zero and not nan.
+
+`RewardScale`, `running_moments` and `experience` serve A2C and TRPO as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from rlx.distributions import Perceptron, Policy
+from rlx.learner import AlgoConfig, Learner
+from rlx.nn import Adam
+from rlx.returns import gae
+from rlx.types import Metrics, Rollout, Spec
+
+CLIP = 10.0  # normalised observations and rewards stay within +-CLIP
+
+
+@dataclass
+class PPOConfig(AlgoConfig):
+    _target_: str = "rlx.algos.ppo.PPO"
+    name: str = "ppo"
+    lr: float = 3e-4
+    batch_size: int = 64  # rows of a minibatch
+    epochs: int = 10  # passes over each rollout
+    hidden: list[int] = field(default_factory=lambda: [64, 64])
+    activation: str = "tanh"
+    gae_lambda: float = 0.95
+    clip_range: float = 0.2  # how far the ratio may move before its gradient stops
+    clip_range_value: float | None = None  # the same for the value, in units of the return; None: no clipping
+    normalize_advantage: bool = True  # per minibatch
+    entropy_coef: float = 0.0
+    value_coef: float = 0.5
+    max_grad_norm: float = 0.5  # of policy and value function together
+    target_kl: float | None = None  # stop the epochs once KL(old | new) of a minibatch exceeds 1.5 times this
+    log_std_init: float = 0.0  # of box actions
+    normalize_reward: bool = False  # divide rewards by the running std of their discounted return
+
+
+@torch.no_grad()
+def running_moments(x: Tensor, mean: Tensor, std: Tensor, count: Tensor) -> None:
+    """Fold the rows of x [n, ...] into the running mean and std of `count` rows, in place (Chan et al., 1979)."""
+    n, seen = len(x), count.clone()
+    count += n
+    var, batch_mean = torch.var_mean(x, 0, correction=0)
+    shift = batch_mean - mean
+    var = (std.square() * seen + var * n + shift.square() * (seen * n / count)) / count
+    mean += shift * (n / count)
+    std.copy_(var.sqrt().clamp_min_(1e-4))  # a constant feature is not blown up
+
+
+class RewardScale(nn.Module):
+    """Rewards over the running std of their discounted return, clipped. The returns run on across rollouts."""
+
+    def __init__(self, discount: float):
+        super().__init__()
+        self.discount = discount
+        self.register_buffer("carry", torch.zeros(0))  # [N] discounted return so far; N comes with the first rollout
+        self.register_buffer("mean", torch.zeros(()))
+        self.register_buffer("std", torch.ones(()))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, rollout: Rollout) -> Tensor:
+        """The scaled rewards [T, N], by statistics that include them."""
+        reward, ended = rollout.reward, torch.maximum(rollout.terminated, rollout.truncated)
+        if self.carry.shape != reward[0].shape:
+            self.carry = torch.zeros_like(reward[0])
+        returns = torch.empty_like(reward)
+        for t in range(len(reward)):
+            returns[t] = self.carry.mul_(self.discount).add_(reward[t])
+            self.carry.mul_(1.0 - ended[t])
+        running_moments(returns.flatten(), self.mean, self.std, self.count)
+        return (reward / self.std).clamp_(-CLIP, CLIP)
+
+    def make_room(self, saved: Tensor | None) -> None:
+        """Take the number of envs from a checkpoint, before its values are copied."""
+        if saved is not None:
+            self.carry = torch.zeros_like(saved)
+
+
+class ActorCritic(Protocol):
+    """What `experience` asks of a learner."""
+
+    cfg: AlgoConfig
+    policy: Policy
+    critic: Perceptron
+
+    def normalize(self, obs: Tensor) -> Tensor: ...
+
+
+class Experience(NamedTuple):
+    """A rollout as rows, with everything that the policy which collected it says of them."""
+
+    obs: Tensor  # [T * N, obs_dim], normalised
+    action: Tensor  # [T * N, ...]
+    log_prob: Tensor  # [T * N], as are the rest
+    value: Tensor
+    advantage: Tensor
+    returns: Tensor
+
+
+@torch.no_grad()
+def experience(rollout: Rollout, learner: ActorCritic, lam: float) -> Experience:
+    """Values, log-probabilities and advantages of a rollout, by the policy that collected it."""
+    critic, discount = learner.critic, learner.cfg.discount
+    obs = learner.normalize(rollout.obs.flatten(0, 1)).flatten(1)
+    action = rollout.action.flatten(0, 1)
+    value = critic(obs).view_as(rollout.reward)
+    # V(next) is V of the following row, except at the end of the rollout and where an episode was cut off.
+    cut = rollout.truncated > rollout.terminated
+    cut[-1] = True
+    successor = critic(learner.normalize(rollout.next_obs[cut]).flatten(1)).squeeze(-1)
+    next_value = torch.cat([value[1:], value[-1:]]).masked_scatter_(cut, successor)
+    advantage, returns = gae(rollout.reward, value, next_value, rollout.terminated, rollout.truncated, discount, lam)
+    log_prob = learner.policy(obs).log_prob(action)
+    return Experience(obs, action, log_prob, value.flatten(), advantage.flatten(), returns.flatten())
+
+
+def standardized(advantage: Tensor) -> Tensor:
+    std, mean = torch.std_mean(advantage, correction=0)
+    return (advantage - mean) / (std + 1e-8)
+
+
+def policy_loss(log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, clip_range: float) -> tuple[Tensor, Tensor]:
+    """The clipped surrogate, to be minimised, and its gradient by log_prob.
+
+    min(rho A, clip(rho, 1 - eps, 1 + eps) A) = min(rho A, A + eps |A|), whose slope is rho A where the first is less.
+    """
+    free = (log_prob - old_log_prob).exp_().mul_(advantage)
+    limit = torch.add(advantage, advantage.abs(), alpha=clip_range)
+    return -torch.minimum(free, limit).mean(), torch.where(free <= limit, free, 0.0).div_(-len(free))
+
+
+def value_loss(value: Tensor, old_value: Tensor, returns: Tensor, clip_range: float | None) -> tuple[Tensor, Tensor]:
+    """Mean squared error and its gradient; with a clip range, of the worse of V and V kept near its old value."""
+    error = value - returns
+    if clip_range is None:
+        return error.square().mean(), error * (2.0 / len(error))
+    moved = value - old_value
+    bound = old_value + moved.clamp(-clip_range, clip_range) - returns
+    stuck = (moved.abs() > clip_range) & (bound.abs() > error.abs())  # the worse one is the bound: it has no slope
+    return torch.where(stuck, bound, error).square().mean(), error.masked_fill(stuck, 0.0).mul_(2.0 / len(error))
+
+
+def approximate_kl(log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
+    """KL(old | new) from samples of old: E[rho - 1 - log rho], never negative (Schulman, 2020)."""
+    log_ratio = log_prob - old_log_prob
+    return (log_ratio.exp() - 1.0 - log_ratio).mean()
+
+
+def explained_variance(value: Tensor, returns: Tensor) -> Tensor:
+    """1: the values predict the returns; 0: no better than a constant."""
+    return 1.0 - (returns - value).var(correction=0) / returns.var(correction=0).clamp_min(1e-8)
+
+
+class PPO(Learner):
+    actions = ("box", "discrete", "multi_discrete")
+    regimes = ("on_policy",)
+
+    def __init__(self, cfg: PPOConfig, spec: Spec):
+        super().__init__(cfg, spec)
+        self.cfg: PPOConfig = cfg
+        self.policy = Policy(spec, cfg.hidden, cfg.activation, cfg.log_std_init)
+        self.critic = Perceptron([spec.obs_dim, *cfg.hidden, 1], cfg.activation, final_gain=1.0)
+        if cfg.normalize_obs:
+            self.register_buffer("obs_count", torch.zeros((), dtype=torch.int64))
+        if cfg.normalize_reward:
+            self.reward_scale = RewardScale(cfg.discount)
+        params = [*self.policy.trainable(), *self.critic.parameters()]
+        self.optimizers["policy"] = Adam(params, cfg.lr, eps=1e-5)
+        # All gradients lie in one vector, so that clipping their norm takes three operations.
+        self._grad = torch.zeros(sum(p.numel() for p in params))
+        parts = self._grad.split([p.numel() for p in params])
+        self._grads = [part.view_as(p) for part, p in zip(parts, params, strict=True)]
+        self._split = len(self.policy.trainable())
+
+    def normalize(self, obs: Tensor) -> Tensor:
+        return super().normalize(obs).clamp(-CLIP, CLIP) if self.cfg.normalize_obs else obs
+
+    @torch.no_grad()
+    def act(self, obs: Tensor, explore: bool) -> Tensor:
+        return self.policy.act(self.normalize(obs).flatten(1), explore)
+
+    def update(self, rollout: Rollout) -> Metrics:  # type: ignore[override]
+        self.updates += 1
+        cfg = self.cfg
+        if cfg.normalize_reward:
+            rollout = rollout._replace(reward=self.reward_scale(rollout))
+        data = experience(rollout, self, cfg.gae_lambda)
+        losses = []
+        for minibatch in self._minibatches(data):
+            step = self._improve(minibatch)
+            if step is None:
+                break
+            losses.append(step)
+        if cfg.normalize_obs:
+            running_moments(rollout.obs.flatten(0, 1), self.obs_mean, self.obs_std, self.obs_count)
+        return self._report(data, losses)
+
+    def _minibatches(self, data: Experience) -> Iterator[Experience]:
+        for _ in range(self.cfg.epochs):
+            order = torch.randperm(len(data.obs))
+            shuffled = [x[order].split(self.cfg.batch_size) for x in data]  # one gather per field and epoch
+            yield from map(Experience._make, zip(*shuffled, strict=True))
+
+    @torch.no_grad()
+    def _improve(self, minibatch: Experience) -> tuple[Tensor, Tensor] | None:
+        """One gradient step on policy and critic; None, and no step, if the policy has already moved too far."""
+        cfg = self.cfg
+        obs, action, old_log_prob, old_value, advantage, returns = minibatch
+        trace, values = self.policy.net.trace(obs), self.critic.trace(obs)
+        actions = self.policy.distribution(trace[-1])
+        log_prob = actions.log_prob(action)
+        if cfg.target_kl is not None and approximate_kl(log_prob, old_log_prob) > 1.5 * cfg.target_kl:
+            return None
+        if cfg.normalize_advantage:
+            advantage = standardized(advantage)
+        surrogate, slope = policy_loss(log_prob, old_log_prob, advantage, cfg.clip_range)
+        error, value_slope = value_loss(values[-1].squeeze(-1), old_value, returns, cfg.clip_range_value)
+        by_output = actions.gradient(action, slope, -cfg.entropy_coef / len(obs))
+        self.policy.backward(trace, by_output, self._grads[: self._split])
+        self.critic.backward(values, value_slope.mul_(cfg.value_coef).unsqueeze(-1), self._grads[self._split :])
+        self._grad.mul_((cfg.max_grad_norm / (self._grad.norm() + 1e-6)).clamp_(max=1.0))
+        self.optimizers["policy"].step(self._grads)
+        return surrogate, error
+
+    @torch.no_grad()
+    def _report(self, data: Experience, losses: list[tuple[Tensor, Tensor]]) -> Metrics:
+        """Mean losses of the steps taken, and how far the whole update moved the policy."""
+        actions = self.policy(data.obs)
+        log_prob = actions.log_prob(data.action)
+        beyond = ((log_prob - data.log_prob).exp() - 1.0).abs() > self.cfg.clip_range
+        means = torch.stack([torch.stack(step) for step in losses]).mean(0)
+        return {
+            "loss/policy": means[0],
+            "loss/value": means[1],
+            "entropy": actions.entropy().mean(),
+            "kl": approximate_kl(log_prob, data.log_prob),
+            "clip_fraction": beyond.float().mean(),
+            "explained_variance": explained_variance(data.value, data.returns),
+            "gradient_steps": torch.tensor(float(len(losses))),
+        }
+
+    def load_tensors(self, saved: dict[str, Tensor]) -> None:
+        if self.cfg.normalize_reward:
+            self.reward_scale.make_room(saved.get("model.reward_scale.carry"))
+        super().load_tensors(saved)

@@ -1,0 +1,107 @@
+"""RLPD: reinforcement learning with prior data (Ball et al., 2023), arXiv:2302.02948.
+
+SAC on minibatches that are part prior data and part replay, with what makes many updates per step stable:
+
+    critic       y = r + discount * (1 - terminated) * (min_{i in Z} Q_i'(s', a') - alpha * log pi(a'|s')),
+                 Z: `subset` of the `critics`, redrawn for every critic step; LayerNorm before every ReLU of a critic
+    actor        min alpha * log pi(a|s) - mean_i Q_i(s, a), with the temperature, on the last minibatch of a step
+
+The mixture of the minibatches is the trainer's: `trainer.offline_batch_ratio`. AntMaze and Adroit want
+`backup_entropy=false` and three hidden layers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlx.algos.sac import actor_loss, alpha_loss, critic_loss
+from rlx.errors import require
+from rlx.learner import AlgoConfig, Learner
+from rlx.nn import Adam, Critic, GaussianActor, compilable, polyak, target_of
+from rlx.returns import td_target
+from rlx.types import Batch, Metrics, Spec
+
+
+@dataclass
+class RLPDConfig(AlgoConfig):
+    _target_: str = "rlx.algos.rlpd.RLPD"
+    name: str = "rlpd"
+    actor_lr: float = 3e-4
+    critic_lr: float = 3e-4
+    alpha_lr: float = 3e-4
+    alpha: float = 1.0  # first value of the temperature
+    target_entropy: float | None = None  # None: -dim(A) / 2
+    tau: float = 0.005  # step of the target critics
+    critics: int = 10  # size of the ensemble
+    subset: int = 2  # critics behind one target, drawn anew for every critic step
+    layer_norm: bool = True  # keeps the critics from running away outside of the data
+    backup_entropy: bool = True  # entropy bonus in the target; off for AntMaze and Adroit
+    policy_delay: int = 20  # critic steps per step of the actor and the temperature: the updates per env step
+
+
+class RLPD(Learner):
+    actions = ("box",)
+    regimes = ("offline_to_online", "off_policy")
+    cfg: RLPDConfig
+
+    def __init__(self, cfg: RLPDConfig, spec: Spec):
+        super().__init__(cfg, spec)
+        require(0.0 < cfg.tau <= 1.0, f"algo.tau is {cfg.tau}; it has to be in (0, 1], for example algo.tau=0.005.")
+        require(cfg.alpha > 0.0, f"algo.alpha is {cfg.alpha}; a temperature is positive, for example algo.alpha=1.0.")
+        require(
+            1 <= cfg.subset <= cfg.critics,
+            f"algo.subset is {cfg.subset} of algo.critics={cfg.critics}; take between 1 and {cfg.critics} of them.",
+        )
+        require(cfg.policy_delay >= 1, f"algo.policy_delay is {cfg.policy_delay}; use 1 or more, as 20.")
+        self.actor = GaussianActor(spec.obs_dim, spec.action_dim, cfg.hidden)
+        self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.hidden, cfg.critics, cfg.layer_norm)
+        self.target_critic = target_of(self.critic)
+        self.log_alpha = torch.nn.Parameter(torch.tensor(math.log(cfg.alpha)))
+        self.target_entropy = -0.5 * spec.action_dim if cfg.target_entropy is None else cfg.target_entropy
+        self.optimizers = {
+            "actor": Adam(self.actor.parameters(), cfg.actor_lr),
+            "critic": Adam(self.critic.parameters(), cfg.critic_lr),
+            "alpha": Adam([self.log_alpha], cfg.alpha_lr),
+        }
+
+    def act(self, obs: Tensor, explore: bool) -> Tensor:
+        return self.actor.act(self.normalize(obs), explore)
+
+    def update(self, batch: Batch) -> Metrics:
+        self.updates += 1
+        batch = self.normalized(batch)
+        alpha = self.log_alpha.detach().exp()
+
+        members = torch.randperm(self.cfg.critics)[: self.cfg.subset]
+        loss, metrics = self._critic_loss(batch, alpha, members)
+        self.optimizers["critic"].minimize(loss)
+        polyak(self.target_critic.parameters(), self.critic.parameters(), self.cfg.tau)
+
+        if self.due(self.cfg.policy_delay):
+            loss, log_prob, actor_metrics = self._actor_loss(batch.obs, alpha)
+            self.optimizers["actor"].minimize(loss)
+            loss, alpha_metrics = alpha_loss(self.log_alpha, log_prob, self.target_entropy)
+            self.optimizers["alpha"].minimize(loss)
+            metrics |= actor_metrics | alpha_metrics
+        return metrics
+
+    @compilable
+    def _critic_loss(self, batch: Batch, alpha: Tensor, members: Tensor) -> tuple[Tensor, Metrics]:
+        with torch.no_grad():
+            next_action, next_log_prob = self.actor.sample(batch.next_obs)
+            next_value = self.target_critic(batch.next_obs, next_action, members=members).amin(0)
+            if self.cfg.backup_entropy:
+                next_value = next_value - alpha * next_log_prob
+            target = td_target(batch.reward, batch.discount, batch.terminated, next_value)
+        return critic_loss(self.critic(batch.obs, batch.action), target)
+
+    @compilable
+    def _actor_loss(self, obs: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor, Metrics]:
+        action, log_prob = self.actor.sample(obs)
+        q = self.critic(obs, action, frozen=True).mean(0)
+        loss, metrics = actor_loss(q, log_prob, alpha)
+        return loss, log_prob.detach(), metrics

@@ -1,0 +1,115 @@
+"""Soft actor-critic (Haarnoja et al., 2018), arXiv:1812.05905.
+
+    critic       y = r + discount * (1 - terminated) * (min_i Q_i'(s', a') - alpha * log pi(a'|s')),  a' ~ pi(s')
+                 min sum_i (Q_i(s, a) - y)^2 / 2
+    actor        min alpha * log pi(a|s) - min_i Q_i(s, a),  a ~ pi(s)
+    temperature  min -log(alpha) * (log pi(a|s) + target entropy)
+
+n-step returns need no word here: a batch brings its summed reward and its discount gamma**n.
+Deviation: the temperature's loss is linear in log(alpha), not in alpha; Adam makes little difference between them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlx.errors import require
+from rlx.learner import AlgoConfig, Learner
+from rlx.nn import Adam, Critic, GaussianActor, compilable, polyak, target_of
+from rlx.returns import td_target
+from rlx.types import Batch, Metrics, Spec
+
+
+@dataclass
+class SACConfig(AlgoConfig):
+    _target_: str = "rlx.algos.sac.SAC"
+    name: str = "sac"
+    actor_lr: float = 3e-4
+    critic_lr: float = 3e-4
+    alpha_lr: float = 3e-4
+    alpha: float = 1.0  # the temperature, or its first value
+    learn_alpha: bool = True  # move the temperature towards the target entropy
+    target_entropy: float | None = None  # None: -dim(A)
+    tau: float = 0.005  # step of the target critics
+
+
+def critic_loss(q: Tensor, target: Tensor) -> tuple[Tensor, Metrics]:
+    """Squared error of all critics [n, B] against one target [B], summed over the critics."""
+    loss = 0.5 * (q - target).square().sum(0).mean()
+    return loss, {"loss/critic": loss.detach(), "q/mean": q.detach().mean(), "q/target": target.mean()}
+
+
+def actor_loss(q: Tensor, log_prob: Tensor, alpha: Tensor) -> tuple[Tensor, Metrics]:
+    """alpha * log pi - Q, for one value [B] of the policy's actions."""
+    loss = (alpha * log_prob - q).mean()
+    return loss, {"loss/actor": loss.detach(), "policy/entropy": -log_prob.detach().mean()}
+
+
+def alpha_loss(log_alpha: Tensor, log_prob: Tensor, target_entropy: float) -> tuple[Tensor, Metrics]:
+    """Raises alpha while the policy's entropy is below its target."""
+    loss = -log_alpha * (log_prob.detach().mean() + target_entropy)
+    return loss, {"loss/alpha": loss.detach(), "policy/alpha": log_alpha.detach().exp()}
+
+
+class SAC(Learner):
+    actions = ("box",)
+    regimes = ("off_policy", "offline_to_online", "offline")
+    cfg: SACConfig
+
+    def __init__(self, cfg: SACConfig, spec: Spec):
+        super().__init__(cfg, spec)
+        require(0.0 < cfg.tau <= 1.0, f"algo.tau is {cfg.tau}; it has to be in (0, 1], for example algo.tau=0.005.")
+        require(cfg.alpha > 0.0, f"algo.alpha is {cfg.alpha}; a temperature is positive, for example algo.alpha=0.2.")
+        self.actor = GaussianActor(spec.obs_dim, spec.action_dim, cfg.hidden)
+        self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.hidden)
+        self.target_critic = target_of(self.critic)
+        self.log_alpha = torch.nn.Parameter(torch.tensor(math.log(cfg.alpha)))
+        self.target_entropy = -float(spec.action_dim) if cfg.target_entropy is None else cfg.target_entropy
+        self.optimizers = {
+            "actor": Adam(self.actor.parameters(), cfg.actor_lr),
+            "critic": Adam(self.critic.parameters(), cfg.critic_lr),
+            "alpha": Adam([self.log_alpha], cfg.alpha_lr),
+        }
+
+    def act(self, obs: Tensor, explore: bool) -> Tensor:
+        return self.actor.act(self.normalize(obs), explore)
+
+    def update(self, batch: Batch) -> Metrics:
+        self.updates += 1
+        batch = self.normalized(batch)
+        alpha = self.log_alpha.detach().exp()
+
+        loss, metrics = self._critic_loss(batch, alpha)
+        self.optimizers["critic"].minimize(loss)
+
+        loss, log_prob, actor_metrics = self._actor_loss(batch.obs, alpha)
+        self.optimizers["actor"].minimize(loss)
+
+        metrics |= actor_metrics | self._update_alpha(log_prob)
+        polyak(self.target_critic.parameters(), self.critic.parameters(), self.cfg.tau)
+        return metrics
+
+    @compilable
+    def _critic_loss(self, batch: Batch, alpha: Tensor) -> tuple[Tensor, Metrics]:
+        with torch.no_grad():
+            next_action, next_log_prob = self.actor.sample(batch.next_obs)
+            next_value = self.target_critic(batch.next_obs, next_action).amin(0) - alpha * next_log_prob
+            target = td_target(batch.reward, batch.discount, batch.terminated, next_value)
+        return critic_loss(self.critic(batch.obs, batch.action), target)
+
+    @compilable
+    def _actor_loss(self, obs: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor, Metrics]:
+        action, log_prob = self.actor.sample(obs)
+        q = self.critic(obs, action, frozen=True).amin(0)
+        loss, metrics = actor_loss(q, log_prob, alpha)
+        return loss, log_prob.detach(), metrics
+
+    def _update_alpha(self, log_prob: Tensor) -> Metrics:
+        loss, metrics = alpha_loss(self.log_alpha, log_prob, self.target_entropy)
+        if self.cfg.learn_alpha:
+            self.optimizers["alpha"].minimize(loss)
+        return metrics

@@ -1,0 +1,111 @@
+"""TD3+BC (Fujimoto & Gu, 2021), arXiv:2106.06860.
+
+    critic  y = r + discount * (1 - terminated) * min_i Q_i'(s', pi'(s') + clipped noise)
+    actor   max weight * Q_1(s, pi(s)) - |pi(s) - a|^2,  weight = alpha / mean|Q_1|
+
+Observations are standardised with the dataset's statistics, which stay with the policy (switch it off for AntMaze).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlx.errors import require
+from rlx.learner import AlgoConfig, Learner
+from rlx.nn import Adam, Critic, DeterministicActor, compilable, polyak, target_of
+from rlx.returns import td_target
+from rlx.types import Batch, Metrics, Spec
+
+
+@dataclass
+class TD3BCConfig(AlgoConfig):
+    _target_: str = "rlx.algos.td3_bc.TD3BC"
+    name: str = "td3_bc"
+    normalize_obs: bool = True  # standardise observations; the statistics are part of the policy
+    actor_lr: float = 3e-4
+    critic_lr: float = 3e-4
+    alpha: float = 2.5  # weight of Q against imitation
+    policy_delay: int = 2  # critic updates per actor update
+    tau: float = 0.005  # step of the target networks
+    target_noise: float = 0.2  # std of the noise on the target policy's action
+    target_noise_clip: float = 0.5
+    exploration_noise: float = 0.1  # std of the noise when collecting online
+
+
+def critic_loss(q: Tensor, target: Tensor) -> tuple[Tensor, Metrics]:
+    """Squared error of all critics [n, B] against one target [B], summed over the critics."""
+    loss = (q - target).square().sum(0).mean()
+    return loss, {"loss/critic": loss.detach(), "q/mean": q.detach().mean(), "q/target": target.mean()}
+
+
+def td3_bc_loss(q: Tensor, pi: Tensor, action: Tensor, alpha: float) -> tuple[Tensor, Metrics]:
+    """Imitation against a value [B] whose scale is taken out."""
+    weight = alpha / q.detach().abs().mean()
+    imitation = (pi - action).square().mean()
+    loss = imitation - weight * q.mean()
+    return loss, {"loss/actor": loss.detach(), "loss/bc": imitation.detach()}
+
+
+def smoothed(action: Tensor, std: float, clip: float) -> Tensor:
+    """The target policy's action under clipped noise, inside [-1, 1]."""
+    noise = (torch.randn_like(action) * std).clamp(-clip, clip)
+    return (action + noise).clamp(-1.0, 1.0)
+
+
+class TD3BC(Learner):
+    actions = ("box",)
+    regimes = ("offline", "offline_to_online")
+    cfg: TD3BCConfig
+
+    def __init__(self, cfg: TD3BCConfig, spec: Spec):
+        super().__init__(cfg, spec)
+        require(0.0 < cfg.tau <= 1.0, f"algo.tau is {cfg.tau}; it has to be in (0, 1], for example algo.tau=0.005.")
+        require(cfg.alpha >= 0.0, f"algo.alpha is {cfg.alpha}; use 0 for pure imitation or more, as algo.alpha=2.5.")
+        require(cfg.policy_delay >= 1, f"algo.policy_delay is {cfg.policy_delay}; use 1 or more, as 2.")
+        for field in ("target_noise", "target_noise_clip", "exploration_noise"):
+            value = getattr(cfg, field)
+            require(value >= 0.0, f"algo.{field} is {value}; use 0 for no noise, or more.")
+        self.actor = DeterministicActor(spec.obs_dim, spec.action_dim, cfg.hidden)
+        self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.hidden)
+        self.target_actor, self.target_critic = target_of(self.actor), target_of(self.critic)
+        self.optimizers = {
+            "actor": Adam(self.actor.parameters(), cfg.actor_lr),
+            "critic": Adam(self.critic.parameters(), cfg.critic_lr),
+        }
+
+    @torch.no_grad()
+    def act(self, obs: Tensor, explore: bool) -> Tensor:
+        action = self.actor(self.normalize(obs))
+        if explore:
+            action = (action + self.cfg.exploration_noise * torch.randn_like(action)).clamp(-1.0, 1.0)
+        return action
+
+    def update(self, batch: Batch) -> Metrics:
+        self.updates += 1
+        batch = self.normalized(batch)
+        loss, metrics = self._critic_loss(batch)
+        self.optimizers["critic"].minimize(loss)
+        if self.due(self.cfg.policy_delay):
+            loss, actor_metrics = self._actor_loss(batch)
+            self.optimizers["actor"].minimize(loss)
+            metrics |= actor_metrics
+            polyak(self.target_critic.parameters(), self.critic.parameters(), self.cfg.tau)
+            polyak(self.target_actor.parameters(), self.actor.parameters(), self.cfg.tau)
+        return metrics
+
+    @compilable
+    def _critic_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
+        with torch.no_grad():
+            next_action = smoothed(self.target_actor(batch.next_obs), self.cfg.target_noise, self.cfg.target_noise_clip)
+            next_value = self.target_critic(batch.next_obs, next_action).amin(0)
+            target = td_target(batch.reward, batch.discount, batch.terminated, next_value)
+        return critic_loss(self.critic(batch.obs, batch.action), target)
+
+    @compilable
+    def _actor_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
+        pi = self.actor(batch.obs)
+        q = self.critic(batch.obs, pi, frozen=True, members=slice(1))[0]
+        return td3_bc_loss(q, pi, batch.action, self.cfg.alpha)

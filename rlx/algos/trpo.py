@@ -1,0 +1,154 @@
+"""TRPO (Schulman et al., 2015), arXiv:1502.05477.
+
+    max  E[pi(a|s) / pi_old(a|s) A]   subject to   E[KL(pi_old | pi)] <= max_kl
+
+The step is s = sqrt(2 max_kl / x'Fx) x with F x = g: g the gradient of the objective, F the Fisher matrix of the
+policy, solved by conjugate gradients on Fisher-vector products (the Hessian of the KL, by double backward). A line
+search shrinks the step until the KL holds and the objective has improved; if it never does, the policy stays as it was.
+The value function is fitted on its own, by Adam, after the policy; its gradients never reach the policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from rlx.algos.ppo import CLIP, Experience, RewardScale, experience, explained_variance, running_moments, standardized
+from rlx.distributions import Perceptron, Policy
+from rlx.learner import AlgoConfig, Learner
+from rlx.nn import Adam
+from rlx.types import Metrics, Rollout, Spec
+
+
+@dataclass
+class TRPOConfig(AlgoConfig):
+    _target_: str = "rlx.algos.trpo.TRPO"
+    name: str = "trpo"
+    lr: float = 1e-3  # of the value function
+    batch_size: int = 128  # rows of a minibatch of the value function
+    epochs: int = 10  # passes of the value function over each rollout
+    hidden: list[int] = field(default_factory=lambda: [64, 64])
+    activation: str = "tanh"
+    gae_lambda: float = 0.95
+    max_kl: float = 0.01  # radius of the trust region
+    cg_iterations: int = 15
+    cg_damping: float = 0.1  # added to the diagonal of the Fisher matrix
+    line_search_steps: int = 10
+    line_search_shrink: float = 0.8
+    normalize_advantage: bool = True  # over the rollout
+    log_std_init: float = 0.0  # of box actions
+    normalize_reward: bool = False  # divide rewards by the running std of their discounted return
+
+
+def conjugate_gradient(
+    product: Callable[[Tensor], Tensor], b: Tensor, iterations: int, tolerance: float = 1e-10
+) -> Tensor:
+    """x with A x = b, for a symmetric positive definite A that is known by its products alone."""
+    x = torch.zeros_like(b)
+    residual, direction = b.clone(), b.clone()
+    squared = residual.dot(residual)
+    for _ in range(iterations):
+        if squared < tolerance:
+            break
+        image = product(direction)
+        length = squared / direction.dot(image)
+        x += length * direction
+        residual -= length * image
+        previous, squared = squared, residual.dot(residual)
+        direction = residual + (squared / previous) * direction
+    return x
+
+
+class TRPO(Learner):
+    actions = ("box", "discrete", "multi_discrete")
+    regimes = ("on_policy",)
+
+    def __init__(self, cfg: TRPOConfig, spec: Spec):
+        super().__init__(cfg, spec)
+        self.cfg: TRPOConfig = cfg
+        self.policy = Policy(spec, cfg.hidden, cfg.activation, cfg.log_std_init)
+        self.critic = Perceptron([spec.obs_dim, *cfg.hidden, 1], cfg.activation, final_gain=1.0)
+        if cfg.normalize_obs:
+            self.register_buffer("obs_count", torch.zeros((), dtype=torch.int64))
+        if cfg.normalize_reward:
+            self.reward_scale = RewardScale(cfg.discount)
+        self.optimizers["critic"] = Adam(self.critic.parameters(), cfg.lr, eps=1e-5)
+
+    def normalize(self, obs: Tensor) -> Tensor:
+        return super().normalize(obs).clamp(-CLIP, CLIP) if self.cfg.normalize_obs else obs
+
+    @torch.no_grad()
+    def act(self, obs: Tensor, explore: bool) -> Tensor:
+        return self.policy.act(self.normalize(obs).flatten(1), explore)
+
+    def update(self, rollout: Rollout) -> Metrics:  # type: ignore[override]
+        self.updates += 1
+        cfg = self.cfg
+        if cfg.normalize_reward:
+            rollout = rollout._replace(reward=self.reward_scale(rollout))
+        data = experience(rollout, self, cfg.gae_lambda)
+        if cfg.normalize_advantage:
+            data = data._replace(advantage=standardized(data.advantage))
+        metrics = self._improve_policy(data) | self._fit_critic(data)
+        if cfg.normalize_obs:
+            running_moments(rollout.obs.flatten(0, 1), self.obs_mean, self.obs_std, self.obs_count)
+        return metrics | {"explained_variance": explained_variance(data.value, data.returns)}
+
+    def _improve_policy(self, data: Experience) -> Metrics:
+        cfg, params = self.cfg, list(self.policy.parameters())
+        with torch.no_grad():
+            old = self.policy(data.obs)
+        new = self.policy(data.obs)
+        objective = ((new.log_prob(data.action) - data.log_prob).exp() * data.advantage).mean()
+        gradient = flat_grad(objective, params, retain_graph=True)
+        slope = flat_grad(old.kl(new).mean(), params, create_graph=True)
+
+        def fisher(vector: Tensor) -> Tensor:
+            return flat_grad(slope.dot(vector), params, retain_graph=True) + cfg.cg_damping * vector
+
+        direction = conjugate_gradient(fisher, gradient, cfg.cg_iterations)
+        curvature = direction.dot(fisher(direction))
+        step = direction * (2.0 * cfg.max_kl / curvature.clamp_min(1e-12)).sqrt()
+        return self._line_search(data, step, objective.detach()) | {"entropy": new.entropy().mean().detach()}
+
+    @torch.no_grad()
+    def _line_search(self, data: Experience, step: Tensor, objective: Tensor) -> Metrics:
+        """The longest step that stays in the trust region and improves; none of them: the policy is put back."""
+        cfg, params = self.cfg, list(self.policy.parameters())
+        start, old = parameters_to_vector(params), self.policy(data.obs)
+        kl, gain, accepted = torch.zeros(()), torch.zeros(()), 0.0
+        for i in range(cfg.line_search_steps):
+            vector_to_parameters(start + cfg.line_search_shrink**i * step, params)
+            new = self.policy(data.obs)
+            gain = ((new.log_prob(data.action) - data.log_prob).exp() * data.advantage).mean() - objective
+            kl = old.kl(new).mean()
+            if kl < cfg.max_kl and gain > 0:
+                accepted = 1.0
+                break
+        else:
+            vector_to_parameters(start, params)
+            kl, gain = torch.zeros(()), torch.zeros(())
+        return {"loss/policy": -(objective + gain), "kl": kl, "step_accepted": torch.tensor(accepted)}
+
+    def _fit_critic(self, data: Experience) -> Metrics:
+        losses = []
+        for _ in range(self.cfg.epochs):
+            for rows in torch.randperm(len(data.obs)).split(self.cfg.batch_size):
+                loss = (self.critic(data.obs[rows]).squeeze(-1) - data.returns[rows]).square().mean()
+                self.optimizers["critic"].minimize(loss)
+                losses.append(loss.detach())
+        return {"loss/value": torch.stack(losses).mean()}
+
+    def load_tensors(self, saved: dict[str, Tensor]) -> None:
+        if self.cfg.normalize_reward:
+            self.reward_scale.make_room(saved.get("model.reward_scale.carry"))
+        super().load_tensors(saved)
+
+
+def flat_grad(y: Tensor, params: list[Tensor], retain_graph: bool = False, create_graph: bool = False) -> Tensor:
+    grads = torch.autograd.grad(y, params, retain_graph=retain_graph or create_graph, create_graph=create_graph)
+    return torch.cat([g.reshape(-1) for g in grads])

@@ -1,0 +1,79 @@
+"""The callback bus: every observer of a run, called in a fixed order.
+
+Events, in the order of a run (`trainer` is always the first argument):
+
+    run_start()                    before the first step, and again after a resume
+    phase_start(phase)             phase: the name of the phase that begins
+    episode(ret, length, info)     a training episode ended; ret is the raw return
+    update(metrics)                after each `learner.update`
+    iteration()                    after each collect + update round: the moment where everything is consistent
+    log(row)                       a row of metrics is to be written (see Trainer.log)
+    evaluated(metrics)             an evaluation was made; "eval/return_mean" and friends as floats
+    checkpoint(path)               a checkpoint was written
+    run_end()                      after the last step, also when interrupted
+
+Within one event, callbacks run by `order`: low first. A callback that is not `critical` and raises is switched off
+with a warning; the run goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlx.trainers.trainer import Trainer
+
+log = logging.getLogger("rlx")
+
+EVENTS = (
+    "run_start", "phase_start", "episode", "update", "iteration", "log", "evaluated", "checkpoint", "run_end",
+)  # fmt: skip
+
+
+class Callback:
+    """An observer: defines `on_<event>(self, trainer, ...)` for the events it cares about."""
+
+    order: int = 50  # 0-29 collect metrics, 30-39 evaluate, 40-59 decide, 60-79 show, 90 save
+    critical: bool = True  # False: an exception switches it off instead of ending the run
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint has to keep, as JSON."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take back what `state` gave."""
+
+
+class CallbackBus:
+    """Calls `on_<event>` of every callback that has one."""
+
+    def __init__(self, callbacks: dict[str, Callback]):
+        self.callbacks = dict(sorted(callbacks.items(), key=lambda item: item[1].order))
+        self._handlers: dict[str, list[tuple[str, Callback, Any]]] = {}
+        self._bind()
+
+    def _bind(self) -> None:
+        self._handlers = {
+            event: [(n, c, getattr(c, f"on_{event}")) for n, c in self.callbacks.items() if hasattr(c, f"on_{event}")]
+            for event in EVENTS
+        }
+
+    def emit(self, event: str, trainer: Trainer, *args: Any) -> None:
+        for name, callback, handler in self._handlers[event]:
+            try:
+                handler(trainer, *args)
+            except Exception as error:
+                if callback.critical:
+                    raise
+                log.warning("%s failed and is switched off; the run goes on: %s", name, error)
+                del self.callbacks[name]
+                self._bind()
+
+    def state(self) -> dict[str, Any]:
+        return {name: callback.state() for name, callback in self.callbacks.items()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        for name, callback in self.callbacks.items():
+            if name in state:
+                callback.load_state(state[name])

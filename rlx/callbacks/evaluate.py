@@ -1,0 +1,58 @@
+"""Evaluation during training: raw returns of the deterministic policy, and the best policy kept."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rlx.callbacks import crossed
+from rlx.callbacks.bus import Callback
+from rlx.callbacks.metrics import INTERRUPTED
+
+if TYPE_CHECKING:
+    from rlx.trainers.trainer import Trainer
+
+
+@dataclass
+class EvaluateConfig:
+    """How often and how long: `trainer.eval_interval` and `trainer.eval_episodes`."""
+
+    _target_: str = "rlx.callbacks.evaluate.Evaluate"
+
+
+class Evaluate(Callback):
+    """Evaluates every `trainer.eval_interval` steps and at the end; saves the best policy."""
+
+    order = 30
+
+    def __init__(self, cfg: EvaluateConfig):
+        self.cfg = cfg
+        self.last = 0  # steps at the last evaluation
+
+    def on_iteration(self, trainer: Trainer) -> None:
+        if crossed(self.last, trainer.state.steps, trainer.settings.eval_interval):
+            self._evaluate(trainer)
+
+    def on_run_end(self, trainer: Trainer) -> None:
+        if trainer.state.steps > self.last and trainer.state.stop_reason not in INTERRUPTED:
+            self._evaluate(trainer)
+
+    def state(self) -> dict[str, Any]:
+        return {"last": self.last}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.last = state["last"]
+
+    def _evaluate(self, trainer: Trainer) -> None:
+        self.last = trainer.state.steps
+        metrics = trainer.evaluate(trainer.settings.eval_episodes)
+        score = metrics["eval/return_mean"]
+        best = trainer.state.best
+        improved = not math.isnan(score) and (best is None or score > best)
+        if improved:
+            trainer.state.best = score
+        trainer.log("eval", metrics)
+        trainer.bus.emit("evaluated", trainer, metrics)
+        if improved:
+            trainer.save("best")

@@ -1,0 +1,267 @@
+"""The command line: a thin shell around `rlx.workflows`.
+
+Exit codes: 0 done, 1 failed, 2 bad configuration or input, 130 / 143 interrupted with a checkpoint saved.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlx.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from rlx.workflows import Result
+
+log = logging.getLogger("rlx")
+
+EXIT_CODES = {"interrupted": 130, "terminated": 143}
+
+HELP = """\
+python -m rlx [train] [overrides]             train; overrides as GROUP=CHOICE and KEY=VALUE
+python -m rlx -m [overrides]                  a sweep over comma-separated overrides
+python -m rlx resume RUN [KEY=VALUE ...]      continue a run, e.g. with a longer budget
+python -m rlx evaluate RUN_OR_CHECKPOINT [episodes=10] [seed=0] [--json]
+python -m rlx predict CHECKPOINT --obs '[...]'
+python -m rlx list [algo|env|dataset|...]     what there is to choose from
+python -m rlx --cfg job [overrides]           print the composed config
+
+example: python -m rlx algo=rlpd env=pendulum dataset=minari
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a verb; the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    set_up_logging()
+    verbs: dict[str, Callable[[list[str]], int]] = {
+        "train": train,
+        "resume": resume,
+        "evaluate": evaluate,
+        "predict": predict,
+        "list": list_choices,
+    }
+    try:
+        if arguments and arguments[0] in ("-h", "--help", "help"):
+            sys.stdout.write(HELP)
+            return 0
+        if arguments and not arguments[0].startswith("-") and "=" not in arguments[0]:
+            verb = arguments.pop(0)
+            if verb not in verbs:
+                guess = nearest(verb, verbs)
+                hint = f"did you mean `python -m rlx {guess}`?" if guess else "`python -m rlx --help` shows them."
+                if verb.startswith(("~", "+")):
+                    return train([verb, *arguments])
+                raise UserError(f"{verb!r} is neither a verb nor KEY=VALUE; {hint}")
+            return verbs[verb](arguments)
+        return train(arguments)
+    except UserError as error:
+        log.error("%s", error)
+        return 2
+    except KeyboardInterrupt:
+        log.error("Interrupted before training began; nothing was written.")
+        return 130
+    except Exception:
+        log.exception("The run failed.")
+        return 1
+
+
+def set_up_logging() -> None:
+    """Progress on stdout, problems on stderr, one line each."""
+
+    class Below(logging.Filter):
+        def filter(self, record: logging.LogRecord) -> bool:
+            return record.levelno < logging.WARNING
+
+    out, err = logging.StreamHandler(sys.stdout), logging.StreamHandler(sys.stderr)
+    out.addFilter(Below())
+    err.setLevel(logging.WARNING)
+    err.setFormatter(logging.Formatter("rlx: %(message)s"))
+    log.handlers = [out, err]
+    log.setLevel(logging.INFO)
+    log.propagate = False
+
+
+# -- train -----------------------------------------------------------------------------------------------------------
+
+
+def train(arguments: list[str]) -> int:
+    if any(a.startswith("-") for a in arguments):
+        return hydra_main(arguments)
+    from rlx.config import compose_config
+    from rlx.workflows import run
+
+    return report(run(compose_config(arguments), arguments))
+
+
+def hydra_main(arguments: list[str]) -> int:
+    """Sweeps and Hydra's own flags go through Hydra; every job of a sweep is checked before the first one starts."""
+    import hydra
+
+    from rlx.config import register
+    from rlx.paths import conf_dir
+
+    register()
+    multirun = any(a in ("-m", "--multirun") for a in arguments)
+    if multirun:
+        check_sweep([a for a in arguments if not a.startswith("-")])
+    codes: list[int] = []
+
+    def task(cfg: DictConfig) -> float | None:
+        from hydra.core.hydra_config import HydraConfig
+
+        from rlx.workflows import run
+
+        job = HydraConfig.get()
+        result = run(cfg, list(job.overrides.task), run_dir=job.runtime.output_dir)
+        codes.append(report(result))
+        return result.summary["best_eval_return_mean"]
+
+    sys.argv = ["rlx", *arguments]
+    hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(task)()
+    return max(codes, default=0)
+
+
+def check_sweep(overrides: list[str]) -> None:
+    """Compose and check every job of a sweep."""
+    import itertools
+
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    from rlx.config import compose_config
+    from rlx.config_errors import explain
+    from rlx.workflows import check
+
+    try:
+        parsed = OverridesParser.create().parse_overrides(overrides)
+    except HydraException as error:
+        raise UserError(explain(error, overrides)) from error
+    options = [
+        [f"{o.get_key_element()}={value}" for value in o.sweep_string_iterator()] if o.is_sweep_override() else [o.input_line]
+        for o in parsed
+        if not o.is_hydra_override() and not (o.key_or_group or "").startswith("hydra")
+    ]
+    jobs = list(itertools.product(*options))
+    for job in jobs:
+        check(compose_config([str(o) for o in job]))
+    log.info("Sweep: %d jobs", len(jobs))
+
+
+def report(result: Result) -> int:
+    """The closing table; the exit code."""
+    from rich.console import Console
+    from rich.table import Table
+
+    s, folder = result.summary, result.run_dir
+    table = Table(show_header=False, title=f"{s['algo']} on {s['env']}, seed {s['seed']}", title_justify="left")
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    best = f"{s['best_eval_return_mean']:.1f}" if s["best_eval_return_mean"] is not None else "none"
+    last = f"{s['eval_return_mean']:.1f}" if s["eval_return_mean"] is not None else "none"
+    table.add_row("evaluation return", f"{last} (best {best})")
+    table.add_row("trained for", f"{s['env_steps']} env steps, {s['updates']} updates, {s['wall_time_s']:.0f} s")
+    table.add_row("stopped by", s["stop_reason"] + ("" if s["exact"] else " (resumed approximately)"))
+    table.add_row("run folder", str(folder))
+    table.add_row("evaluate", f"python -m rlx evaluate {folder}")
+    table.add_row("resume", f"python -m rlx resume {folder}")
+    table.add_row("watch", f"tensorboard --logdir {folder}")
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+    return EXIT_CODES.get(s["stop_reason"], 0)
+
+
+# -- the other verbs -------------------------------------------------------------------------------------------------
+
+
+def resume(arguments: list[str]) -> int:
+    from rlx.workflows import resume as resume_run
+
+    folder = _path(arguments, "resume RUN [KEY=VALUE ...]")
+    trust = _take_trust(arguments)
+    return report(resume_run(folder, *arguments, trust=trust))
+
+
+def evaluate(arguments: list[str]) -> int:
+    from rlx.workflows import evaluate as evaluate_policy
+
+    path = _path(arguments, "evaluate RUN_OR_CHECKPOINT [episodes=10] [seed=0] [--json]")
+    as_json = "--json" in arguments
+    options: dict[str, Any] = {"trust": _take_trust(arguments)}
+    for argument in (a for a in arguments if a != "--json"):
+        key, _, value = argument.partition("=")
+        if key not in ("episodes", "seed") or not value.lstrip("-").isdigit():
+            raise UserError(f"{argument!r} means nothing to evaluate; it takes episodes=N, seed=N and --json.")
+        options[key] = int(value)
+    found = evaluate_policy(path, **options)
+    if as_json:
+        sys.stdout.write(json.dumps(found) + "\n")
+        return 0
+    success = f", success rate {found['eval/success_rate']:.2f}" if "eval/success_rate" in found else ""
+    log.info(
+        "%s on %s: return %.1f +- %.1f over %d episodes of length %.1f%s",
+        found["algo"], found["env"], found["eval/return_mean"], found["eval/return_std"], found["episodes"],
+        found["eval/length_mean"], success,
+    )  # fmt: skip
+    return 0
+
+
+def predict(arguments: list[str]) -> int:
+    from rlx.workflows import predict as predict_action
+
+    usage = "predict CHECKPOINT --obs '[...]'"
+    path = _path(arguments, usage)
+    trust = _take_trust(arguments)
+    if len(arguments) != 2 or arguments[0] != "--obs":
+        raise UserError(f"predict needs an observation; type: python -m rlx {usage}")
+    try:
+        obs = json.loads(arguments[1])
+    except ValueError as error:
+        raise UserError(f"--obs is not JSON ({error}); give a list of numbers such as '[0.1, 0.2]'.") from error
+    try:
+        action = predict_action(path, obs, trust)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"--obs is not an observation ({error}); give a list of numbers.") from error
+    sys.stdout.write(json.dumps(action) + "\n")
+    return 0
+
+
+def list_choices(arguments: list[str]) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    from rlx.listing import describe, groups
+
+    known = groups()
+    wanted = arguments or known
+    for group in wanted:
+        if group not in known:
+            guess = nearest(group, known)
+            raise UserError(f"There is no group {group!r}; {f'did you mean {guess}? ' if guess else ''}There are: {', '.join(known)}.")
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    for group in wanted:
+        table = Table("choice", "what it is", title=group, title_justify="left")
+        for name, text in describe(group):
+            table.add_row(f"{group}={name}", text)
+        console.print(table)
+    return 0
+
+
+def _path(arguments: list[str], usage: str) -> Path:
+    if not arguments or arguments[0].startswith("-") or "=" in arguments[0]:
+        raise UserError(f"A path is missing; type: python -m rlx {usage}")
+    return Path(arguments.pop(0))
+
+
+def _take_trust(arguments: list[str]) -> tuple[str, ...]:
+    """Remove trust=[a,b] from the arguments; the modules it names."""
+    found: list[str] = []
+    for argument in [a for a in arguments if a.startswith("trust=")]:
+        arguments.remove(argument)
+        found += [m.strip() for m in argument.removeprefix("trust=").strip("[]").split(",") if m.strip()]
+    return tuple(found)

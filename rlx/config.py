@@ -1,0 +1,282 @@
+"""The config tree: the root schema, the schemas of every group, one way to compose and one way to instantiate.
+
+Schemas are the dataclasses with a `_target_` that stand next to what they configure. They are found by looking through
+the modules below and stored in Hydra's ConfigStore as `schema/<group>/<name>`; YAML files in `conf/` select them.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import pkgutil
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from types import ModuleType
+from typing import Any
+
+import hydra
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rlx.config_errors import explain
+from rlx.errors import UserError
+from rlx.learner import Learner
+from rlx.paths import conf_dir
+from rlx.types import Spec
+
+# where the schemas of a group live; a package stands for all its modules
+GROUPS = {
+    "algo": ("rlx.algos",),
+    "env": ("rlx.envs.factory",),
+    "dataset": ("rlx.data",),
+    "replay": ("rlx.data.replay",),
+    "reward": ("rlx.rewards",),
+    "schedule": ("rlx.schedules",),
+    "trainer": ("rlx.trainers.trainer",),
+    "callbacks": ("rlx.callbacks",),
+    "logger": ("rlx.loggers",),
+}
+
+
+@dataclass
+class Config:
+    """A whole run."""
+
+    algo: Any = None
+    env: Any = None
+    dataset: Any = None
+    reward: Any = None
+    schedule: Any = None
+    replay: Any = None
+    trainer: Any = None
+    callbacks: Any = field(default_factory=dict)
+    logger: Any = field(default_factory=dict)
+    seed: int = 0  # of everything
+    device: str = "cpu"  # where the learner lives
+    threads: int | None = None  # of torch; null: chosen by the size of the networks
+    run_dir: str | None = None  # null: multirun_outputs/runs/<algo>__<EnvId>__seed<seed>__<stamp>
+    trust: list[str] = field(default_factory=list)  # modules besides rlx whose `_target_`s may be instantiated
+
+
+def _modules(name: str) -> Iterator[ModuleType]:
+    module = importlib.import_module(name)
+    yield module
+    for info in pkgutil.iter_modules(getattr(module, "__path__", ())):
+        yield importlib.import_module(f"{name}.{info.name}")
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+
+
+@functools.cache
+def schemas() -> dict[str, type]:
+    """Every schema dataclass by its `group/name`."""
+    found: dict[str, type] = {}
+    for group, names in GROUPS.items():
+        for module in (m for name in names for m in _modules(name)):
+            for cls in vars(module).values():
+                own = inspect.isclass(cls) and cls.__module__ == module.__name__ and is_dataclass(cls)
+                if not own or "_target_" not in {f.name for f in fields(cls)}:
+                    continue
+                name = module.__name__.rpartition(".")[2] if group == "algo" else _snake(cls.__name__.removesuffix("Config"))
+                if group == "dataset" and module.__name__ == "rlx.data.replay":
+                    continue
+                found[f"{group}/{name}"] = cls
+    return found
+
+
+@functools.cache
+def register() -> None:
+    """Put the root and every schema into Hydra's ConfigStore."""
+    store = ConfigStore.instance()
+    store.store(name="root_schema", node=Config)
+    for name, cls in schemas().items():
+        store.store(group=f"schema/{name.partition('/')[0]}", name=name.partition("/")[2], node=cls)
+
+
+def compose_config(overrides: Sequence[str]) -> DictConfig:
+    """The config of one run; UserError if the overrides do not fit the tree."""
+    register()
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        try:
+            cfg = compose("config", overrides=list(overrides))
+            OmegaConf.to_container(cfg, resolve=True)  # interpolations have to lead somewhere
+        except (hydra.errors.HydraException, OmegaConfBaseException, ValueError) as error:
+            raise UserError(explain(error, overrides)) from error
+    return cfg
+
+
+def trusted(target: str, trust: Sequence[str]) -> bool:
+    return any(target == t or target.startswith(f"{t}.") for t in ("rlx", *trust))
+
+
+def instantiate(node: Any, *args: Any, trust: Sequence[str] = (), **kwargs: Any) -> Any:
+    """The only way from a config node to an object: `Target(config dataclass, *args)`.
+
+    Only targets in rlx, or in modules that the user trusts on the command line, are followed. A node without a schema
+    (a user's own class) is called with its keys as keywords.
+    """
+    target = str(node.get("_target_", ""))
+    if not target:
+        raise UserError(f"This part of the config has no _target_: {OmegaConf.to_yaml(node).strip()!r}; name a class.")
+    if not trusted(target, trust):
+        package = target.partition(".")[0]
+        raise UserError(f"_target_={target} is not part of rlx; add trust=[{package}] to allow what {package} brings.")
+    module, _, name = target.rpartition(".")
+    try:
+        factory = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(f"_target_={target} cannot be imported ({error}); give module.Class.") from error
+    if is_dataclass(OmegaConf.get_type(node)):
+        return factory(OmegaConf.to_object(node), *args, **kwargs)
+    values = OmegaConf.to_container(node, resolve=True)
+    assert isinstance(values, dict)
+    values.pop("_target_")
+    return factory(*args, **{str(k): v for k, v in values.items()}, **kwargs)
+
+
+def typed(values: dict[str, Any], trust: Sequence[str] = ()) -> DictConfig:
+    """A config read from a file, with its schemas attached again.
+
+    The file is data: a `_target_` is accepted only if it is the one of a schema of ours, or trusted by the caller.
+    """
+    by_target = {cls()._target_: cls for cls in reversed(schemas().values())}
+
+    def attach(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        node = {key: attach(child) for key, child in value.items()}
+        target = node.get("_target_")
+        if target is None:
+            return node
+        if target in by_target:
+            return OmegaConf.merge(OmegaConf.structured(by_target[target]), node)
+        if not any(str(target).startswith(f"{t}.") for t in trust):
+            raise UserError(f"The saved config asks for {target}, which is no part of rlx; add trust=[MODULE] to allow it.")
+        return node
+
+    cfg = OmegaConf.merge(OmegaConf.structured(Config), attach(values))
+    assert isinstance(cfg, DictConfig)
+    return cfg
+
+
+def load_config(text: str, overrides: Sequence[str] = (), trust: Sequence[str] = ()) -> DictConfig:
+    """A config as it was saved, with values overridden; whom the file trusts does not count."""
+    try:
+        values = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+        assert isinstance(values, dict)
+        cfg = typed({**values, "trust": list(trust)}, trust)
+        OmegaConf.set_struct(cfg, True)
+        for override in OverridesParser.create().parse_overrides(list(overrides)):
+            key = override.key_or_group
+            if "." not in key and key in GROUPS:
+                raise UserError(f"{override.input_line} selects another {key}; only values such as {key}.KEY=VALUE can change.")
+            OmegaConf.update(cfg, key, override.value(), merge=True)
+    except (hydra.errors.HydraException, OmegaConfBaseException, ValueError) as error:
+        raise UserError(explain(error, overrides)) from error
+    return cfg
+
+
+# -- does it fit together? -------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def learners() -> dict[str, type[Learner]]:
+    """Every algorithm's learner class by the name of its YAML."""
+    found = {}
+    for name, cls in schemas().items():
+        group, _, algo = name.partition("/")
+        if group == "algo":
+            module, _, attribute = cls()._target_.rpartition(".")
+            found[algo] = getattr(importlib.import_module(module), attribute)
+    return found
+
+
+def _choices(fits: Any) -> str:
+    names = sorted(name for name, cls in learners().items() if fits(cls))
+    return ", ".join(f"algo={name}" for name in names) or "none so far"
+
+
+def check_regime(cfg: DictConfig) -> None:
+    """Refuse combinations of algorithm, regime and dataset that cannot work, before anything is built."""
+    name, regime = cfg.algo.name, cfg.trainer.regime
+    cls = learner_class(cfg)
+    if regime not in cls.regimes:
+        raise UserError(
+            f"algo={name} cannot run under trainer={regime}; it runs under "
+            f"{' or '.join(f'trainer={r}' for r in cls.regimes)}, and trainer={regime} is for "
+            f"{_choices(lambda c: regime in c.regimes)}."
+        )
+    phases = cfg.trainer.phases.values()
+    reads_data = any(p.collect == 0 or p.offline_fraction > 0 for p in phases if p.updates != 0)
+    if cfg.dataset is None and reads_data:
+        raise UserError(
+            f"algo={name} with trainer={regime} learns from a dataset and none is given; add dataset=minari, or "
+            "dataset=npz dataset.path=FILE (`python -m rlx list dataset` shows all)."
+        )
+    if cfg.dataset is not None and regime == "on_policy":
+        raise UserError(
+            f"algo={name} learns on-policy and cannot use a dataset; drop dataset=..., or choose one of "
+            f"{_choices(lambda c: 'on_policy' not in c.regimes)}."
+        )
+    budgets = ("max_env_steps", "max_updates", "max_epochs", "max_seconds")
+    for key in budgets:
+        value = cfg.trainer[key]
+        if value is not None and value < 0:
+            raise UserError(f"trainer.{key}={value} is no budget; give a number of at least 0.")
+    if all(cfg.trainer[key] is None for key in budgets):
+        raise UserError(f"The run has no budget; set one of {', '.join(f'trainer.{b}' for b in budgets)}.")
+
+
+def learner_class(cfg: DictConfig) -> type[Learner]:
+    target = str(cfg.algo._target_)
+    if not trusted(target, cfg.trust):
+        raise UserError(f"algo._target_={target} is not part of rlx; add trust=[{target.partition('.')[0]}] to allow it.")
+    module, _, name = target.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def check_spec(cfg: DictConfig, spec: Spec) -> None:
+    """Refuse an environment that the algorithm cannot handle."""
+    name, cls = cfg.algo.name, learner_class(cfg)
+    if spec.action_kind not in cls.actions:
+        raise UserError(
+            f"algo={name} needs {' or '.join(cls.actions)} actions and {spec.env_id} has {spec.action_kind} ones; "
+            f"choose one of {_choices(lambda c: spec.action_kind in c.actions)}, or another env."
+        )
+    if len(spec.obs_shape) == 3 and not cls.images:
+        raise UserError(
+            f"algo={name} reads vectors and {spec.env_id} gives images of shape {spec.obs_shape}; choose one of "
+            f"{_choices(lambda c: c.images)}, or an env with vector observations."
+        )
+
+
+def validate(cfg: DictConfig) -> None:
+    """Numbers that no run can use."""
+    trainer = cfg.trainer
+    for key in ("eval_episodes", "log_interval", "epoch_length", "train_frequency", "rollout_length"):
+        if trainer[key] < 1:
+            raise UserError(f"trainer.{key}={trainer[key]} is not possible; give at least 1.")
+    for key in ("eval_interval", "checkpoint_interval", "learning_starts", "warmup_steps", "min_buffer_size"):
+        if trainer[key] < 0:
+            raise UserError(f"trainer.{key}={trainer[key]} is not possible; give at least 0.")
+    if not 0 <= trainer.offline_batch_ratio <= 1:
+        raise UserError(f"trainer.offline_batch_ratio={trainer.offline_batch_ratio} is a share; give 0 to 1.")
+    if trainer.gradient_updates_per_step <= 0:
+        raise UserError(
+            f"trainer.gradient_updates_per_step={trainer.gradient_updates_per_step} would never learn; give more than 0."
+        )
+    if cfg.algo.batch_size < 1:
+        raise UserError(f"algo.batch_size={cfg.algo.batch_size} is not possible; give at least 1.")
+    if not 0 <= cfg.algo.discount <= 1:
+        raise UserError(f"algo.discount={cfg.algo.discount} is no discount factor; give 0 to 1.")
+    if cfg.seed < 0:
+        raise UserError(f"seed={cfg.seed} is not possible; give 0 or more.")

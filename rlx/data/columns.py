@@ -1,0 +1,292 @@
+"""From the arrays of a file to checked transition columns: names, shapes, dtypes, boundaries, successors.
+
+What is missing is derived here, once, for every source:
+
+    boundaries  an episode ends where `terminated`, `truncated` or the file's own end marker says so, and at the end.
+                Without the latter two, it also ends where `next_obs` is not the `obs` of the following row.
+    next_obs    the following `obs` of the same episode. With one more observation per episode than rows (N + episodes,
+                as Minari stores them) nothing is lost. Otherwise a terminated row, which never bootstraps, repeats its
+                own `obs`, and the last row of an episode that did not terminate has no successor and is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlx.errors import UserError, nearest
+
+Array = NDArray[Any]
+
+# column -> the names it goes by: ours first, then D4RL, d3rlpy, Minari, imitation
+ALIASES: dict[str, tuple[str, ...]] = {
+    "obs": ("obs", "observations", "observation", "states"),
+    "action": ("action", "actions", "acts"),
+    "reward": ("reward", "rewards", "rews"),
+    "next_obs": ("next_obs", "next_observations", "next_observation", "next_states"),
+    "terminated": ("terminated", "terminals", "terminations", "terminal"),
+    "truncated": ("truncated", "timeouts", "truncations", "timeout"),
+    "ends": ("ends", "episode_terminals", "episode_ends"),
+}
+REQUIRED = ("obs", "action", "reward", "terminated")
+CHUNK = 1 << 16  # rows looked at in one go, so that checks need no memory of the size of the data
+
+
+class Columns(NamedTuple):
+    """Columns of equal length N, episodes in order, every episode closed by a flag."""
+
+    obs: Array  # [N, *obs_shape] float32 or uint8
+    action: Array  # [N, dim] float32, [N] or [N, components] int64
+    reward: Array  # [N] float32
+    next_obs: Array
+    terminated: Array  # [N] float32
+    truncated: Array  # [N] float32
+    key_map: dict[str, str]  # key in the file -> column
+    notes: tuple[str, ...]  # what was derived, in words
+
+
+class MappedColumn:
+    """Rows of an array on disk, picked and cast only when they are asked for."""
+
+    def __init__(self, base: Array, index: Array | None = None, dtype: Any = None):
+        self.base = base
+        self.index = index
+        self.dtype = np.dtype(dtype or base.dtype)
+        self.shape = (len(base) if index is None else len(index), *base.shape[1:])
+        self.ndim = base.ndim
+
+    def __len__(self) -> int:
+        return int(self.shape[0])
+
+    def __getitem__(self, rows: Any) -> Array:
+        picked = self.base[rows if self.index is None else self.index[rows]]
+        return np.asarray(picked).astype(self.dtype, copy=False)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return self[:].astype(dtype or self.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.prod(self.shape)) * self.dtype.itemsize
+
+
+def on_disk(column: Any) -> bool:
+    return isinstance(column, (np.memmap, MappedColumn))
+
+
+def take(column: Any, index: Array) -> Any:
+    """Rows of a column; a column on disk stays there."""
+    if isinstance(column, MappedColumn):
+        return MappedColumn(column.base, index if column.index is None else column.index[index], column.dtype)
+    return MappedColumn(column, index) if isinstance(column, np.memmap) else column[index]
+
+
+def assemble(keys: Collection[str], read: Callable[[str], Array], source: str) -> Columns:
+    """Checked columns of a source whose arrays `read` gives one by one, each only once."""
+    names = map_keys(keys, source)
+    files = {column: f"{source}: key '{name}'" for column, name in names.items()}
+    arrays = {column: _plain(read(name), files[column]) for column, name in names.items()}
+    reward = _scalars(arrays.pop("reward"), files["reward"])
+    if len(reward) == 0:
+        raise UserError(f"{files['reward']} is empty: expected at least one transition.")
+    terminated = _flags(arrays.pop("terminated"), files["terminated"])
+    truncated = _flags(arrays.pop("truncated"), files["truncated"]) if "truncated" in arrays else None
+    ends = _flags(arrays.pop("ends"), files["ends"]) if "ends" in arrays else None
+    action = _action(arrays.pop("action"), files["action"])
+    lengths = {"action": action, "terminated": terminated, "truncated": truncated, "ends": ends}
+    for column, array in lengths.items():
+        if array is not None:
+            _same_length(len(array), len(reward), files[column], names["reward"])
+    obs = _observation(arrays.pop("obs"), files["obs"])
+    next_obs = _observation(arrays.pop("next_obs"), files["next_obs"]) if "next_obs" in arrays else None
+    notes: list[str] = []
+    if next_obs is not None:
+        _same_length(len(obs), len(reward), files["obs"], names["reward"])
+        _same_length(len(next_obs), len(reward), files["next_obs"], names["reward"])
+        if next_obs.shape != obs.shape or next_obs.dtype != obs.dtype:
+            raise UserError(
+                f"{files['next_obs']} has rows of shape {next_obs.shape[1:]} and dtype {next_obs.dtype}, expected "
+                f"{obs.shape[1:]} and {obs.dtype} as in '{names['obs']}'."
+            )
+    truncated = _close_episodes(obs, next_obs, terminated, truncated, ends, notes)
+    key_map = {name: column for column, name in names.items()}
+    if next_obs is not None:
+        return Columns(obs, action, reward, next_obs, terminated, truncated, key_map, tuple(notes))
+    keep, here, there = _successors(len(obs), terminated, truncated, files["obs"], notes)
+    obs, next_obs = take(obs, here), take(obs, there)
+    columns = (action, reward, terminated, truncated)
+    action, reward, terminated, truncated = (c if keep is None else c[keep] for c in columns)
+    return Columns(obs, action, reward, next_obs, terminated, truncated, key_map, tuple(notes))
+
+
+def map_keys(keys: Collection[str], source: str) -> dict[str, str]:
+    """Column -> the key that holds it; exactly one key for each, and the required ones present."""
+    found: dict[str, str] = {}
+    for column, aliases in ALIASES.items():
+        present = [name for name in aliases if name in keys]
+        if len(present) > 1:
+            listed = " and ".join(f"'{name}'" for name in present)
+            raise UserError(f"{source}: the keys {listed} both mean '{column}': expected one, so remove the others.")
+        if present:
+            found[column] = present[0]
+    for column in REQUIRED:
+        if column not in found:
+            raise UserError(_missing(column, keys, source))
+    return found
+
+
+def _missing(column: str, keys: Collection[str], source: str) -> str:
+    if not keys:
+        return f"{source}: holds no arrays: expected the keys obs, action, reward, terminated (or their usual names)."
+    if column == "terminated" and {"done", "dones"} & set(keys):
+        return (
+            f"{source}: 'done' does not tell a terminal state from a time limit: expected 'terminated' and 'truncated' "
+            "(or 'terminals' and 'timeouts'), so save those two instead."
+        )
+    aliases = ", ".join(f"'{name}'" for name in ALIASES[column])
+    close = nearest(column, keys)
+    hint = f"; did you mean '{close}'" if close else ""
+    return f"{source}: no key for '{column}': expected one of {aliases}, found {', '.join(sorted(keys)[:12])}{hint}."
+
+
+def chunks(length: int) -> Iterator[slice]:
+    return (slice(start, min(start + CHUNK, length)) for start in range(0, length, CHUNK))
+
+
+def _plain(array: Any, where: str) -> Array:
+    """A numeric array; objects, strings, records and scalars are refused."""
+    array = array if isinstance(array, (np.memmap, MappedColumn)) else np.asarray(array)
+    if array.dtype.kind == "O":
+        raise UserError(f"{where} is an object array: expected plain numbers, and objects are never unpickled.")
+    if array.dtype.kind not in "fiub":
+        raise UserError(f"{where} has dtype {array.dtype}: expected floats, integers or booleans.")
+    if array.ndim == 0:
+        raise UserError(f"{where} is a single number: expected one row per transition.")
+    return array
+
+
+def _same_length(found: int, expected: int, where: str, reference: str) -> None:
+    if found != expected:
+        raise UserError(f"{where} has {found} rows, expected {expected} as in '{reference}'.")
+
+
+def _one_dimensional(array: Array, where: str) -> Array:
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.ndim != 1:
+        raise UserError(f"{where} has shape {tuple(array.shape)}: expected one number per transition, [N] or [N, 1].")
+    return array
+
+
+def _scalars(array: Array, where: str) -> Array:
+    array = np.ascontiguousarray(_one_dimensional(array, where), dtype=np.float32)
+    _finite(array, where)
+    return array
+
+
+def _flags(array: Array, where: str) -> Array:
+    array = _one_dimensional(array, where)
+    if array.dtype.kind != "b":
+        odd = np.flatnonzero((array != 0) & (array != 1))
+        if len(odd):
+            raise UserError(f"{where} holds {array[odd[0]]} in row {odd[0]}: expected only 0 and 1.")
+    return np.array(array, dtype=np.float32)
+
+
+def _action(array: Array, where: str) -> Array:
+    """Floats are a box [N, dim], integers are choices [N] or [N, components]."""
+    if array.dtype.kind == "b" or array.ndim > 2:
+        raise UserError(
+            f"{where} has dtype {array.dtype} and shape {tuple(array.shape)}: expected floats [N, dim] or integers [N]."
+        )
+    if array.dtype.kind in "iu":
+        array = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
+        return np.ascontiguousarray(array, dtype=np.int64)
+    array = np.ascontiguousarray(array[:, None] if array.ndim == 1 else array, dtype=np.float32)
+    _finite(array, where)
+    return array
+
+
+def _observation(array: Any, where: str) -> Any:
+    if array.dtype.kind == "b":
+        raise UserError(f"{where} has dtype bool: expected float observations, or uint8 images.")
+    if array.ndim == 1:
+        array = array[:, None]
+    dtype = np.uint8 if array.dtype == np.uint8 else np.float32
+    if on_disk(array):
+        array = array if array.dtype == dtype else MappedColumn(array, dtype=dtype)
+    else:
+        array = np.ascontiguousarray(array, dtype=dtype)
+    if dtype == np.float32:
+        _finite(array, where)
+    return array
+
+
+def _finite(array: Any, where: str) -> None:
+    """No NaN, no inf. The sum of a chunk tells in most cases; only an odd one is looked at entry by entry."""
+    for rows in chunks(len(array)):
+        part = array[rows]
+        with np.errstate(over="ignore", invalid="ignore"):
+            suspicious = not np.isfinite(part.sum())
+        if suspicious and not (finite := np.isfinite(part)).all():
+            place = np.argwhere(~finite)[0]
+            value = part[tuple(place)]
+            raise UserError(f"{where} holds {value} in row {rows.start + place[0]}: expected finite float32 numbers.")
+
+
+def _close_episodes(
+    obs: Any, next_obs: Any, terminated: Array, truncated: Array | None, ends: Array | None, notes: list[str]
+) -> Array:
+    """`truncated`, set wherever an episode ends without being terminated."""
+    closed = np.zeros_like(terminated) if truncated is None else truncated
+    if ends is not None:
+        closed[(ends > 0) & (terminated == 0)] = 1.0
+    elif truncated is None and next_obs is not None:
+        breaks = _breaks(obs, next_obs) & (terminated[:-1] == 0)
+        closed[:-1][breaks] = 1.0
+        notes.append(f"no truncation flags: {int(breaks.sum())} boundaries found where next_obs is not the next obs")
+    elif truncated is None:
+        notes.append("no truncation flags: episodes end only where terminated")
+    if terminated[-1] == 0 and closed[-1] == 0:
+        closed[-1] = 1.0
+        notes.append("the last episode is cut by the end of the data")
+    return closed
+
+
+def _breaks(obs: Any, next_obs: Any) -> Array:
+    """[N - 1] where a row's next_obs is not the obs of the row after it."""
+    found = np.zeros(len(obs) - 1, dtype=bool)
+    for rows in chunks(len(found)):
+        after = obs[rows.start + 1 : rows.stop + 1]
+        found[rows] = (next_obs[rows] != after).reshape(len(after), -1).any(1)
+    return found
+
+
+def _successors(
+    observations: int, terminated: Array, truncated: Array, where: str, notes: list[str]
+) -> tuple[Array | None, Array, Array]:
+    """Rows to keep (None: all), and for those the places of obs and next_obs among the stored observations."""
+    rows = np.arange(len(terminated))
+    ends = (terminated + truncated) > 0
+    if observations == len(rows) + int(ends.sum()):
+        here = rows + np.cumsum(ends) - ends
+        notes.append("next_obs taken from the observations, which include the last one of every episode")
+        return None, here, here + 1
+    if observations != len(rows):
+        episodes = int(ends.sum())
+        raise UserError(
+            f"{where} has {observations} rows, expected {len(rows)} (one per transition) or {len(rows) + episodes} "
+            f"(one more for each of the {episodes} episodes)."
+        )
+    keep = ~(ends & (terminated == 0))
+    dropped = np.flatnonzero(~keep)
+    before = dropped[dropped > 0] - 1
+    truncated[before[~ends[before]]] = 1.0  # the row before is now the last one that is known
+    notes.append(f"next_obs taken from the next obs; {len(dropped)} rows without a successor dropped")
+    if not keep.any():
+        raise UserError(f"{where} leaves no transition: without next_obs, every episode needs at least two rows.")
+    kept = np.flatnonzero(keep)
+    return kept, kept, np.where(ends[kept], kept, np.minimum(kept + 1, len(rows) - 1))

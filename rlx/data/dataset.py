@@ -1,0 +1,272 @@
+"""TransitionDataset: offline transitions as numpy columns, episodes in order.
+
+Rows never change in place: every `with_...` returns a new dataset that shares the columns it leaves alone. Observations
+of a dataset in `memory=mmap` stay on disk and are read when rows are asked for; everything else fits in memory.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import logging
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from rlx.data.columns import Array, Columns, assemble, on_disk, take
+from rlx.errors import UserError
+from rlx.types import Spec
+
+log = logging.getLogger("rlx")
+
+
+class Transform(Protocol):
+    """What a reward transform is to a dataset."""
+
+    def __call__(self, reward: Array, terminated: Array) -> Array: ...
+
+
+class TransitionDataset:
+    """Offline transitions; see the fields below for shapes."""
+
+    def __init__(self, columns: Columns, source: str, env_id: str | None = None):
+        self.obs = columns.obs  # [N, *obs_shape] float32 or uint8
+        self.action = columns.action  # [N, dim] float32, or [N] int64
+        self.reward = columns.reward  # [N] float32, after the reward transform if there was one
+        self.next_obs = columns.next_obs  # [N, *obs_shape]
+        self.terminated = columns.terminated  # [N] float32
+        self.truncated = columns.truncated  # [N] float32; every episode ends with one of the two flags
+        self.ends: Array = (columns.terminated + columns.truncated) > 0  # [N] bool, the last row of an episode
+        self.raw_reward = columns.reward  # [N] as the env gave it
+        self.mc_return: Array | None = None  # [N] discounted return to the end of the episode, see with_mc_returns
+        self.discount: Array | None = None  # [N] gamma ** n, see with_n_step
+        self.group: Array | None = None  # [N] which source of a mixture a row came from
+        self.shares: tuple[float, ...] = ()  # of each group in every batch; empty: rows are drawn uniformly
+        self.source = source  # what it was read from
+        self.env_id = env_id  # the env that the file names, if it does
+        self.key_map = columns.key_map  # key in the file -> column
+        self.notes = columns.notes  # what was derived or changed on the way, in words
+        self.scaled = False  # are box actions in [-1, 1]
+
+    @classmethod
+    def from_dict(
+        cls, arrays: Mapping[str, Any], *, spec: Spec | None = None, source: str = "arrays", env_id: str | None = None
+    ) -> TransitionDataset:
+        """A dataset from arrays under any of the usual names; with a spec also checked and scaled for it."""
+        dataset = cls(assemble(arrays.keys(), arrays.__getitem__, source), source, env_id)
+        return dataset if spec is None else dataset.fitted_to(spec)
+
+    def __len__(self) -> int:
+        return len(self.reward)
+
+    @property
+    def memory(self) -> str:
+        return "mmap" if on_disk(self.obs) else "ram"
+
+    @property
+    def nbytes(self) -> int:
+        columns = (self.obs, self.next_obs, self.action, self.reward, self.terminated, self.truncated)
+        return sum(column.nbytes for column in columns)
+
+    @property
+    def episodes(self) -> Array:
+        """[E, 2]: first row of each episode and the row after its last."""
+        stops = np.flatnonzero(self.ends) + 1
+        return np.stack([np.concatenate([[0], stops[:-1]]), stops], axis=1)
+
+    def returns(self) -> Array:
+        """[E] undiscounted raw return of every episode."""
+        return np.add.reduceat(self.raw_reward.astype(np.float64), self.episodes[:, 0])
+
+    def sample_rows(self, rng: np.random.Generator, batch_size: int, n_batches: int) -> Array:
+        """[n_batches, batch_size] rows to learn from; a mixture with shares keeps them exactly in every batch."""
+        if not self.shares:
+            return rng.integers(len(self), size=(n_batches, batch_size))
+        parts = []
+        for group, count in enumerate(apportion(batch_size, self.shares)):
+            rows = self._group_rows[group]
+            parts.append(rows[rng.integers(len(rows), size=(n_batches, count))])
+        return np.concatenate(parts, axis=1)
+
+    def fitted_to(self, spec: Spec, actions_outside: str = "clip", any_env: bool = False) -> TransitionDataset:
+        """This dataset, checked against an env and with its box actions scaled to [-1, 1]."""
+        check_spec(self, spec, any_env)
+        return self.with_scaled_actions(spec, actions_outside)
+
+    def with_scaled_actions(self, spec: Spec, outside: str = "clip") -> TransitionDataset:
+        """Box actions from env units to [-1, 1]; entries outside the box are clipped and counted, or refused."""
+        if spec.discrete or self.scaled:
+            return self
+        action, beyond = scale_actions(self.action, spec)
+        made = self._with(action=action, scaled=True)
+        if beyond and outside == "error":
+            raise UserError(
+                f"{self.source}: key '{self.key_of('action')}' has {beyond} entries outside the action box of "
+                f"{spec.env_id}: expected {list(spec.action_low)} to {list(spec.action_high)}; "
+                "use dataset.actions_outside=clip to clip them."
+            )
+        if beyond:
+            share = 100 * beyond / action.size
+            made.notes += (f"{beyond} action entries ({share:.1f} %) outside the box clipped",)
+            log.warning("%s: %s", self.source, made.notes[-1])
+        return made
+
+    def with_reward_transform(self, transform: Transform) -> TransitionDataset:
+        """Rewards through the transform that env steps go through as well; `returns()` stays raw."""
+        reward = np.asarray(transform(self.raw_reward, self.terminated), dtype=np.float32)
+        return self._with(reward=reward, mc_return=None, discount=None)
+
+    def with_mc_returns(self, discount: float) -> TransitionDataset:
+        """`mc_return`: discounted sum of (transformed) rewards to the end of the episode, cut at truncations."""
+        return self._with(mc_return=monte_carlo_returns(self.reward, self.ends, discount))
+
+    def with_n_step(self, n: int, discount: float) -> TransitionDataset:
+        """Rows that look n steps ahead: summed reward, the successor n steps later, `discount` = gamma ** n.
+
+        Windows stop at the end of an episode, so its last rows look less far and have a larger `discount`.
+        """
+        reward, last = n_step_returns(self.reward, self.ends, n, discount)
+        return self._with(
+            reward=reward,
+            next_obs=take(self.next_obs, last),
+            terminated=self.terminated[last],
+            truncated=self.truncated[last],
+            discount=np.power(discount, last - np.arange(len(self)) + 1).astype(np.float32),
+        )
+
+    def subset(self, rows: Array) -> TransitionDataset:
+        """The given rows in the given order; a boundary is set wherever the following row is no longer the next."""
+        rows = np.flatnonzero(rows) if np.asarray(rows).dtype == bool else np.asarray(rows)
+        if len(rows) == 0:
+            raise UserError(f"{self.source}: the subset is empty: expected at least one row.")
+        made = self._with(obs=take(self.obs, rows), next_obs=take(self.next_obs, rows))
+        for name in ("action", "reward", "terminated", "truncated", "raw_reward", "mc_return", "discount", "group"):
+            column = getattr(self, name)
+            setattr(made, name, None if column is None else column[rows])
+        cut = np.append(np.diff(rows) != 1, True)
+        made.truncated = np.where(cut & (made.terminated == 0), np.float32(1.0), made.truncated)
+        made.ends = self.ends[rows] | cut
+        return made
+
+    def key_of(self, column: str) -> str:
+        """What the file calls a column."""
+        return next((key for key, name in self.key_map.items() if name == column), column)
+
+    def save(self, path: str | Path) -> Path:
+        """Write an uncompressed .npz that loads again from memory or memory-mapped."""
+        names = ("obs", "action", "reward", "next_obs", "terminated", "truncated")
+        arrays: dict[str, Any] = {name: np.asarray(getattr(self, name)) for name in names}
+        arrays["reward"] = self.raw_reward
+        if self.env_id is not None:
+            arrays["env_id"] = np.array(self.env_id)
+        path = Path(path).with_suffix(".npz")
+        np.savez(path, **arrays)
+        return path
+
+    @functools.cached_property
+    def _group_rows(self) -> list[Array]:
+        return [np.flatnonzero(self.group == group) for group in range(len(self.shares))]
+
+    def _with(self, **changes: Any) -> TransitionDataset:
+        made = copy.copy(self)
+        made.__dict__.pop("_group_rows", None)
+        for name, value in changes.items():
+            setattr(made, name, value)
+        return made
+
+
+def apportion(total: int, shares: tuple[float, ...]) -> list[int]:
+    """Whole numbers that add up to `total`, as near to the shares as can be (largest remainder)."""
+    exact = np.asarray(shares) / sum(shares) * total
+    counts = np.floor(exact + 1e-9).astype(int)
+    for i in np.argsort(counts - exact, kind="stable")[: total - counts.sum()]:
+        counts[i] += 1
+    return [int(n) for n in counts]
+
+
+def scale_actions(action: Array, spec: Spec) -> tuple[Array, int]:
+    """Env units to [-1, 1], clipped, and how many entries lay outside; unbounded dimensions are left alone."""
+    low, high = np.asarray(spec.action_low, np.float32), np.asarray(spec.action_high, np.float32)
+    bounded = np.isfinite(low) & np.isfinite(high)
+    if (low == -1).all() and (high == 1).all() and action.min() >= -1 and action.max() <= 1:
+        return action, 0  # the usual case of large sets: nothing to do, nothing to copy
+    center = np.where(bounded, (low + high) / 2, 0).astype(np.float32)
+    half = np.where(bounded, (high - low) / 2, 1).astype(np.float32)
+    scaled = (action - center) / half
+    beyond = int((np.abs(scaled[:, bounded]) > 1 + 1e-5).sum())
+    limit = np.where(bounded, np.float32(1), np.float32(np.inf))
+    return np.clip(scaled, -limit, limit, out=scaled), beyond
+
+
+def monte_carlo_returns(reward: Array, ends: Array, discount: float) -> Array:
+    """G_t = r_t + discount * G_{t+1}, started anew after every episode."""
+    found = np.empty(len(reward))
+    value = 0.0
+    rows = zip(range(len(reward) - 1, -1, -1), reward[::-1].tolist(), ends[::-1].tolist(), strict=True)
+    for row, r, end in rows:
+        value = r if end else r + discount * value
+        found[row] = value
+    return found.astype(np.float32)
+
+
+def n_step_returns(reward: Array, ends: Array, n: int, discount: float) -> tuple[Array, Array]:
+    """Discounted reward over up to n steps of the same episode, and the last row that each sum covers."""
+    if n < 1:
+        raise UserError(f"n-step returns need n >= 1, found {n}.")
+    last = np.arange(len(reward))
+    total = reward.astype(np.float64)
+    for k in range(1, n):
+        going = np.flatnonzero(~ends[last])  # never past an end, and the last row is one
+        last[going] += 1
+        total[going] += discount**k * reward[last[going]]
+    return total.astype(np.float32), last
+
+
+def check_spec(dataset: TransitionDataset, spec: Spec, any_env: bool = False) -> None:
+    """Refuse data that the env does not fit, in one sentence."""
+    _check_env(dataset, spec, any_env)
+    obs, action = dataset.obs, dataset.action
+    where = f"{dataset.source}: key '{dataset.key_of('obs')}'"
+    if tuple(obs.shape[1:]) != tuple(spec.obs_shape):
+        raise UserError(
+            f"{where} has observations of shape {tuple(obs.shape[1:])}, expected {tuple(spec.obs_shape)} for "
+            f"{spec.env_id}; choose the env that the data came from."
+        )
+    if str(obs.dtype) != spec.obs_dtype:
+        raise UserError(f"{where} has dtype {obs.dtype}, expected {spec.obs_dtype} for {spec.env_id}.")
+    where = f"{dataset.source}: key '{dataset.key_of('action')}'"
+    kind = "box" if action.dtype.kind == "f" else "discrete"
+    if (kind == "box") == spec.discrete:
+        expected = "integers" if spec.discrete else "floats"
+        raise UserError(f"{where} has dtype {action.dtype}, expected {expected}: {spec.env_id} is {spec.action_kind}.")
+    if tuple(action.shape[1:]) != tuple(spec.action_shape):
+        raise UserError(
+            f"{where} has actions of shape {tuple(action.shape[1:])}, expected {tuple(spec.action_shape)} for "
+            f"{spec.env_id}."
+        )
+    if spec.discrete:
+        low, high = action.min(0), action.max(0)
+        if (low < 0).any() or (high >= np.asarray(spec.action_sizes).reshape(np.shape(high))).any():
+            raise UserError(
+                f"{where} holds choices from {low} to {high}, expected 0 up to {max(spec.action_sizes) - 1} "
+                f"for {spec.env_id}."
+            )
+
+
+def _check_env(dataset: TransitionDataset, spec: Spec, any_env: bool) -> None:
+    if dataset.env_id is None or dataset.env_id == spec.env_id:
+        return
+    if _family(dataset.env_id) != _family(spec.env_id) and not any_env:
+        raise UserError(
+            f"{dataset.source}: recorded on {dataset.env_id}, expected {spec.env_id}; choose that env, or say "
+            "dataset.any_env=true to use it all the same."
+        )
+    log.warning("%s was recorded on %s and is used for %s.", dataset.source, dataset.env_id, spec.env_id)
+
+
+def _family(env_id: str) -> str:
+    """'ns/Hopper-v4' -> 'hopper'."""
+    return re.sub(r"-v\d+$", "", env_id.split("/")[-1]).lower()

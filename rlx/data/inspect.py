@@ -1,0 +1,98 @@
+"""What is in a dataset, as rows of a table: `python -m rlx inspect-data SOURCE`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rlx.data.columns import chunks
+from rlx.data.dataset import TransitionDataset, check_spec, scale_actions
+from rlx.errors import UserError
+from rlx.types import Spec
+
+SHOWN = 8  # dimensions of a vector that are written out
+
+
+def inspect_dataset(dataset: TransitionDataset, spec: Spec | None = None) -> list[tuple[str, str]]:
+    """(name, value) rows: size, episodes, returns, ranges, action saturation, oddities, match with the env."""
+    starts, stops = dataset.episodes.T
+    lengths = stops - starts
+    ended = int(dataset.terminated[stops - 1].sum())
+    rows = [
+        ("source", dataset.source),
+        ("env", dataset.env_id or "not named"),
+        ("keys", ", ".join(f"{key} -> {column}" for key, column in dataset.key_map.items())),
+        ("transitions", f"{len(dataset):,} ({dataset.nbytes / 1e6:,.1f} MB, {dataset.memory})"),
+        ("episodes", f"{len(starts):,} ({ended:,} terminated, {len(starts) - ended:,} truncated)"),
+        ("length", _distribution(lengths)),
+        ("return", _distribution(dataset.returns())),
+        ("reward", _range(dataset.raw_reward)),
+        ("obs", f"{tuple(dataset.obs.shape[1:])} {dataset.obs.dtype}, {_range(dataset.obs)}"),
+        ("action", _actions(dataset)),
+        ("saturation", _saturation(dataset, spec)),
+        ("NaN or inf", _not_finite(dataset)),
+    ]
+    rows += [("note", note) for note in dataset.notes]
+    return rows if spec is None else [*rows, ("env match", _match(dataset, spec))]
+
+
+def _distribution(values: Any) -> str:
+    low, middle, high = np.percentile(values, [25, 50, 75])
+    return (
+        f"{np.mean(values):.1f} +- {np.std(values):.1f}, min {np.min(values):.1f}, quartiles {low:.1f} {middle:.1f} "
+        f"{high:.1f}, max {np.max(values):.1f}"
+    )
+
+
+def _range(column: Any) -> str:
+    """Smallest and largest value, per dimension where a vector is short."""
+    vector = len(column.shape) == 2 and column.shape[1] <= SHOWN
+    bounds = []
+    for rows in chunks(len(column)):
+        part = np.asarray(column[rows])
+        part = part if vector else part.reshape(-1, 1)
+        bounds.append((part.min(0), part.max(0)))
+    low = np.min([b[0] for b in bounds], axis=0)
+    high = np.max([b[1] for b in bounds], axis=0)
+    return ", ".join(f"[{a:.4g}, {b:.4g}]" for a, b in zip(low, high, strict=True))
+
+
+def _actions(dataset: TransitionDataset) -> str:
+    if dataset.action.dtype.kind == "f":
+        unit = "scaled" if dataset.scaled else "env units"
+        return f"{dataset.action.shape[1]} dimensions ({unit}), {_range(dataset.action)}"
+    values, counts = np.unique(dataset.action, return_counts=True)
+    listed = ", ".join(f"{v}: {c / dataset.action.size:.1%}" for v, c in list(zip(values, counts, strict=True))[:SHOWN])
+    return f"discrete, {listed}" + (", ..." if len(values) > SHOWN else "")
+
+
+def _saturation(dataset: TransitionDataset, spec: Spec | None) -> str:
+    """Share of action entries on, and outside, the bounds of the box."""
+    if dataset.action.dtype.kind != "f":
+        return "discrete"
+    if not dataset.scaled:
+        if spec is None or spec.discrete or tuple(dataset.action.shape[1:]) != tuple(spec.action_shape):
+            low, high = dataset.action.min(0), dataset.action.max(0)
+            share = ((dataset.action == low) | (dataset.action == high)).mean()
+            return f"{share:.1%} of entries on the extremes of the data (bounds unknown without the env)"
+        action, beyond = scale_actions(dataset.action, spec)
+        return f"{(np.abs(action) >= 1 - 1e-5).mean():.1%} of entries on or outside the bounds, {beyond} outside"
+    return f"{(np.abs(dataset.action) >= 1 - 1e-5).mean():.1%} of entries on the bounds"
+
+
+def _not_finite(dataset: TransitionDataset) -> str:
+    """Loading refuses them; this looks again, after a reward transform for example."""
+    found = 0
+    for column in (dataset.obs, dataset.next_obs, dataset.action, dataset.reward):
+        if column.dtype.kind == "f":
+            found += sum(int((~np.isfinite(column[rows])).sum()) for rows in chunks(len(column)))
+    return str(found)
+
+
+def _match(dataset: TransitionDataset, spec: Spec) -> str:
+    try:
+        check_spec(dataset, spec)
+    except UserError as error:
+        return f"no: {error}"
+    return f"yes: {spec.env_id}"

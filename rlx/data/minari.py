@@ -1,0 +1,355 @@
+"""Minari datasets: read from storage, downloaded on request, written with Minari's own writer.
+
+Reading opens `data/metadata.json` and `data/main_data.hdf5` and nothing else. The env spec in the metadata is data: its
+id is compared with the env of the run, and neither it nor anything it names is imported or made. What rlx builds
+itself (see BUILT_IN) is made on first use when it is not there yet.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import re
+import shutil
+import socket
+import tempfile
+import threading
+import urllib.parse
+import urllib.request
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rlx.data.columns import Array
+from rlx.data.dataset import TransitionDataset
+from rlx.data.files import hdf5_array, hdf5_file, readable
+from rlx.data.pendulum_data import pendulum_mixed
+from rlx.data.sources import GOAL_KEYS, DatasetConfig, finish
+from rlx.errors import UserError, nearest
+from rlx.types import Spec
+
+log = logging.getLogger("rlx")
+
+STEP_KEYS = ("actions", "rewards", "terminations", "truncations")
+CONNECT_SECONDS = 3.0  # how long to wait for a sign of a network before a download
+
+
+@dataclass
+class MinariConfig(DatasetConfig):
+    """A Minari dataset by its id, from the local storage or downloaded."""
+
+    _target_: str = "rlx.data.minari.load_minari"
+    id: str | None = None  # such as D4RL/door/human-v2
+    download: bool = False  # fetch it when it is not there yet
+    root: str | None = None  # where datasets lie; null: MINARI_DATASETS_PATH, else ~/.minari/datasets
+
+
+class Episode(NamedTuple):
+    """One episode to be written; T transitions, T + 1 observations, actions in env units."""
+
+    obs: Array
+    action: Array
+    reward: Array
+    terminated: Array
+    truncated: Array
+    seed: int | None = None
+
+
+class BuiltIn(NamedTuple):
+    """A dataset that rlx can make by itself."""
+
+    env_id: str
+    description: str
+    episodes: Any  # () -> list[Episode]
+
+
+BUILT_IN: Mapping[str, BuiltIn] = {
+    "rlx/pendulum/mixed-v0": BuiltIn(
+        "Pendulum-v1",
+        "A scripted swing-up controller with three levels of noise, and random actions; 30 episodes each.",
+        lambda: [Episode(*arrays) for arrays in pendulum_mixed()],
+    )
+}
+
+
+def load_minari(cfg: MinariConfig, spec: Spec, seed: int = 0) -> TransitionDataset:
+    if not cfg.id:
+        raise UserError(f"No Minari dataset is set for {spec.env_id}: say dataset.id=NAMESPACE/NAME-v0.")
+    return finish(read_minari(cfg.id, cfg.root, cfg.download), cfg, spec)
+
+
+def read_minari(dataset_id: str, root: str | None = None, download: bool = False) -> TransitionDataset:
+    """The dataset of that id; built or downloaded first where that is possible and it is not there."""
+    if not re.fullmatch(r"[\w-]+([/.][\w-]+)*", dataset_id):
+        raise UserError(
+            f"'{dataset_id}' is not a Minari id: expected one like D4RL/door/human-v2, or an existing file."
+        )
+    storage = minari_root(root)
+    folder = storage / dataset_id
+    if not (folder / "data").is_dir():
+        if dataset_id in BUILT_IN:
+            build(dataset_id, storage)
+        elif download:
+            _download(dataset_id, storage)
+    if not (folder / "data").is_dir():
+        raise UserError(_absent(dataset_id, storage))
+    return read_minari_folder(folder)
+
+
+def minari_root(root: str | None = None) -> Path:
+    """Where Minari datasets lie."""
+    chosen = root or os.environ.get("MINARI_DATASETS_PATH") or "~/.minari/datasets"
+    return Path(chosen).expanduser()
+
+
+def local_ids(storage: Path) -> list[str]:
+    found = storage.glob("**/data/metadata.json") if storage.is_dir() else ()
+    return sorted(path.parent.parent.relative_to(storage).as_posix() for path in found)
+
+
+def _absent(dataset_id: str, storage: Path) -> str:
+    close = nearest(dataset_id, [*local_ids(storage), *BUILT_IN])
+    hint = f" did you mean {close}?" if close else ""
+    return (
+        f"Minari dataset {dataset_id} is not in {storage}:{hint} fetch it with dataset.download=true, set "
+        f"MINARI_DATASETS_PATH to where it lies, or record it with `python -m rlx collect CHECKPOINT id={dataset_id}`."
+    )
+
+
+def read_minari_folder(folder: Path) -> TransitionDataset:
+    """A dataset from its folder; Minari itself is not needed."""
+    file = folder / "data" / "metadata.json"
+    with readable(file, "Minari metadata"):
+        metadata = json.loads(file.read_text())
+    if not isinstance(metadata, dict):
+        raise UserError(f"{file}: cannot be read as Minari metadata: expected a JSON object.")
+    if metadata.get("data_format", "hdf5") != "hdf5":
+        raise UserError(
+            f"{folder}: stored as '{metadata['data_format']}', expected 'hdf5'; save it again with data_format='hdf5'."
+        )
+    data = folder / "data" / "main_data.hdf5"
+    if not data.exists():
+        raise UserError(
+            f"{data}: no such file; the Minari dataset is incomplete, so delete its folder and get it again."
+        )
+    with hdf5_file(data) as h5:
+        arrays = _read_episodes(h5, data, _jpeg(metadata))
+    dataset = TransitionDataset.from_dict(arrays, source=str(folder), env_id=_env_id(metadata))
+    stated = metadata.get("total_steps")
+    if stated is not None and stated != len(dataset):
+        raise UserError(
+            f"{data}: holds {len(dataset)} transitions, expected {stated} as its metadata says; it is incomplete."
+        )
+    dataset.key_map = {key: column for key, column in dataset.key_map.items() if key in ("observations", *STEP_KEYS)}
+    dataset.notes += ("next_obs taken from the observations, which include the last one of every episode",)
+    return dataset
+
+
+def _read_episodes(h5: Any, data: Path, jpeg: bool) -> dict[str, Array]:
+    """All episodes one after the other; `ends` closes those that were stopped without a flag."""
+    found: dict[str, list[Array]] = {key: [] for key in ("observations", "next_observations", *STEP_KEYS, "ends")}
+    if not len(h5):
+        raise UserError(f"{data}: holds no episodes, expected at least one.")
+    for i in range(len(h5)):
+        if (episode := h5.get(f"episode_{i}")) is None:
+            raise UserError(f"{data}: no key 'episode_{i}', expected episodes numbered from 0 to {len(h5) - 1}.")
+        observations = _read_obs(episode, data, jpeg)
+        arrays = {key: hdf5_array(episode, key, data) for key in STEP_KEYS}
+        steps = len(arrays["rewards"])
+        for key, rows in {"observations": len(observations) - 1, **{k: len(v) for k, v in arrays.items()}}.items():
+            if rows != steps:
+                extra = int(key == "observations")
+                raise UserError(
+                    f"{data}: key 'episode_{i}/{key}' has {rows + extra} rows, expected {steps + extra} for {steps} "
+                    "rewards."
+                )
+        arrays |= {"observations": observations[:-1], "next_observations": observations[1:]}
+        arrays["ends"] = np.arange(1, steps + 1) == steps
+        for key, array in arrays.items():
+            found[key].append(array)
+    with readable(data, "Minari episodes of one shape"):
+        return {key: np.concatenate(found.pop(key)) for key in list(found)}
+
+
+def _read_obs(episode: Any, data: Path, jpeg: bool) -> Array:
+    """[T + 1, ...] observations of an episode; goal observations are joined, JPEG images decoded."""
+    stored = episode.get("observations")
+    if stored is not None and hasattr(stored, "keys"):
+        if sorted(stored.keys()) != sorted(GOAL_KEYS):
+            raise UserError(
+                f"{data}: key 'observations' has the parts {', '.join(stored.keys())}, expected one array or the goal "
+                f"observations {', '.join(GOAL_KEYS)}."
+            )
+        parts = [hdf5_array(stored, key, data) for key in GOAL_KEYS]
+        return np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
+    array = hdf5_array(episode, "observations", data)
+    return np.stack([_decode(image) for image in array]) if jpeg else array
+
+
+def _decode(image: Array) -> Array:
+    from PIL import Image
+
+    return np.asarray(Image.open(io.BytesIO(image.tobytes()), formats=("JPEG",)), dtype=np.uint8)
+
+
+def _jpeg(metadata: dict[str, Any]) -> bool:
+    """Does Minari store these observations as JPEG: bytes 0 to 255, at least 32 x 32."""
+    space = _json(metadata.get("observation_space"))
+    shape = space.get("shape") or ()
+    image = space.get("dtype") == "uint8" and len(shape) in (2, 3) and min(shape[:2]) >= 32
+    return bool(image and metadata.get("jpeg_encoding", True))
+
+
+def _env_id(metadata: dict[str, Any]) -> str | None:
+    found = _json(metadata.get("env_spec")).get("id")
+    return found if isinstance(found, str) else None
+
+
+def _json(text: Any) -> dict[str, Any]:
+    """A JSON object inside a JSON string; empty where there is none."""
+    try:
+        found = json.loads(text) if isinstance(text, str) else {}
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def build(dataset_id: str, storage: Path) -> None:
+    """Make a dataset of BUILT_IN."""
+    recipe = BUILT_IN[dataset_id]
+    log.warning("Building the Minari dataset %s in %s (once, a few seconds).", dataset_id, storage)
+    write_minari(
+        dataset_id, recipe.episodes(), recipe.env_id, storage, algorithm="scripted", description=recipe.description
+    )
+
+
+def write_minari(
+    dataset_id: str,
+    episodes: Sequence[Episode],
+    env_id: str,
+    storage: Path,
+    *,
+    algorithm: str,
+    description: str,
+) -> Path:
+    """Write a dataset that Minari loads. It appears whole or not at all; of two writers the first one wins."""
+    import gymnasium
+    import minari
+    from minari.data_collector import EpisodeBuffer
+
+    buffers = [
+        EpisodeBuffer(
+            id=i,
+            seed=e.seed,
+            observations=e.obs,
+            actions=e.action,
+            rewards=e.reward,
+            terminations=e.terminated,
+            truncations=e.truncated,
+        )
+        for i, e in enumerate(episodes)
+    ]
+    folder = storage / dataset_id
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        beside = Path(tempfile.mkdtemp(prefix=".rlx-", dir=storage))
+    except OSError as error:
+        raise UserError(
+            f"Cannot write {dataset_id} to {storage} ({error.strerror}); set MINARI_DATASETS_PATH."
+        ) from error
+    try:
+        with storage_at(beside), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about an author, a link and an evaluation env that are not given
+            minari.create_dataset_from_buffers(
+                dataset_id,
+                buffers,
+                env=gymnasium.spec(env_id),
+                algorithm_name=algorithm,
+                author="rlx",
+                description=description,
+            )
+        _publish(beside, folder, storage)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    return folder
+
+
+def _publish(beside: Path, folder: Path, storage: Path) -> None:
+    """Move a finished dataset, and the namespace files above it that are missing, into the storage."""
+    built = beside / folder.relative_to(storage)
+    for file in beside.glob("**/namespace_metadata.json"):
+        target = storage / file.relative_to(beside)
+        if not target.exists():
+            os.replace(file, target)
+    try:
+        os.rename(built, folder)
+    except OSError:
+        if not (folder / "data" / "metadata.json").exists():
+            raise
+        log.info("%s appeared while it was being built; using that one.", folder)
+
+
+@contextmanager
+def storage_at(root: Path) -> Iterator[None]:
+    """Let Minari read and write below `root`."""
+    before = os.environ.get("MINARI_DATASETS_PATH")
+    os.environ["MINARI_DATASETS_PATH"] = str(root)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["MINARI_DATASETS_PATH"]
+        else:
+            os.environ["MINARI_DATASETS_PATH"] = before
+
+
+def _download(dataset_id: str, storage: Path) -> None:
+    import minari
+
+    host, port = _remote_address()
+    if not _answers(host, port):
+        raise UserError(
+            f"Minari dataset {dataset_id} is not in {storage} and cannot be downloaded: {host} does not answer; check "
+            "the network, or set MINARI_DATASETS_PATH to where the dataset lies."
+        )
+    try:
+        with storage_at(storage):
+            minari.download_dataset(dataset_id)
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
+        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        raise UserError(
+            f"Minari dataset {dataset_id} is not in {storage} and could not be downloaded: {reason}"
+        ) from error
+
+
+def _remote_address() -> tuple[str, int]:
+    """Host and port that a download talks to first: the proxy, or the remote's server."""
+    remote = os.environ.get("MINARI_REMOTE", "hf://")
+    default = "https://storage.googleapis.com" if remote.startswith("gcp") else "https://huggingface.co"
+    server = default if remote.startswith("gcp") else os.environ.get("HF_ENDPOINT", default)
+    url = urllib.parse.urlsplit(urllib.request.getproxies().get("https") or server)
+    return url.hostname or "huggingface.co", url.port or (80 if url.scheme == "http" else 443)
+
+
+def _answers(host: str, port: int) -> bool:
+    """Does a connection come about in time? In a thread, because looking up a name has no time limit of its own."""
+    answered = threading.Event()
+
+    def connect() -> None:
+        try:
+            socket.create_connection((host, port), CONNECT_SECONDS).close()
+        except OSError:
+            return
+        answered.set()
+
+    worker = threading.Thread(target=connect, daemon=True)
+    worker.start()
+    worker.join(CONNECT_SECONDS)
+    return answered.is_set()

@@ -1,0 +1,296 @@
+"""Replay: transitions in contiguous memory, one row each.
+
+A row is `obs | action | reward | next_obs | terminated | truncated | discount [| mc_return]` in float32, so a minibatch
+is one gather and its fields are views. Image observations stay uint8 in columns of their own. A dataset is a replay that
+was filled in one go; n-step returns are formed when sampling, within episodes only.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlx.errors import UserError
+from rlx.types import Batch, Spec
+
+if TYPE_CHECKING:
+    from rlx.data.dataset import TransitionDataset
+
+
+@dataclass
+class UniformConfig:
+    """Replay with uniform sampling."""
+
+    _target_: str = "rlx.data.replay.Replay"
+    capacity: int = 1_000_000  # transitions kept; the oldest are overwritten
+    n_step: int = 1  # rewards summed before bootstrapping
+
+
+class Layout:
+    """Which columns of a row hold which field."""
+
+    def __init__(self, spec: Spec, mc_return: bool = False):
+        self.spec = spec
+        self.image = spec.obs_dtype == "uint8"  # then observations live outside the rows
+        obs = 0 if self.image else spec.obs_dim
+        action = 1 if spec.action_kind == "discrete" else spec.action_shape[0]
+        widths = {"obs": obs, "action": action, "reward": 1, "next_obs": obs, "terminated": 1, "truncated": 1}
+        widths |= {"discount": 1, **({"mc_return": 1} if mc_return else {})}
+        self.slices: dict[str, slice] = {}
+        self.width = 0
+        for name, n in widths.items():
+            self.slices[name] = slice(self.width, self.width + n)
+            self.width += n
+
+    def column(self, rows: Tensor, name: str) -> Tensor:
+        """A field of one number per row, as a view [B]."""
+        return rows[:, self.slices[name].start]
+
+    def batch(self, rows: Tensor, images: tuple[Tensor, Tensor] | None = None) -> Batch:
+        """Rows [B, width] as a Batch of views."""
+        if images is None:
+            obs, next_obs = rows[:, self.slices["obs"]], rows[:, self.slices["next_obs"]]
+            if len(self.spec.obs_shape) != 1:
+                obs, next_obs = obs.reshape(-1, *self.spec.obs_shape), next_obs.reshape(-1, *self.spec.obs_shape)
+        else:
+            obs, next_obs = images
+        action = rows[:, self.slices["action"]]
+        if self.spec.discrete:
+            action = action.long()
+            action = action[:, 0] if self.spec.action_kind == "discrete" else action
+        return Batch(
+            obs=obs,
+            action=action,
+            reward=self.column(rows, "reward"),
+            next_obs=next_obs,
+            terminated=self.column(rows, "terminated"),
+            discount=self.column(rows, "discount"),
+            mc_return=self.column(rows, "mc_return") if "mc_return" in self.slices else None,
+        )
+
+
+class Gathered(NamedTuple):
+    """Sampled transitions before they are cut into batches."""
+
+    rows: Tensor  # [M, width]
+    images: tuple[Tensor, Tensor] | None = None
+
+
+class Replay:
+    """A ring of transitions of `num_envs` envs. Row k of the stream lies at k % capacity."""
+
+    def __init__(self, cfg: UniformConfig, spec: Spec, num_envs: int, discount: float, seed: int, mc_return: bool = False):
+        if cfg.n_step < 1:
+            raise UserError(f"replay.n_step={cfg.n_step} is not possible; give 1 or more.")
+        if cfg.capacity < num_envs:
+            raise UserError(f"replay.capacity={cfg.capacity} is less than env.num_envs={num_envs}; give a larger one.")
+        self.layout = Layout(spec, mc_return)
+        self.capacity = cfg.capacity - cfg.capacity % num_envs  # so that neighbours in time are num_envs rows apart
+        self.num_envs = num_envs
+        self.n_step = cfg.n_step
+        self.discount = discount
+        self.total = 0  # rows ever added
+        self._rng = np.random.default_rng(np.random.SeedSequence([seed, 0x5EED]))
+        _refuse_beyond_memory(self.nbytes, cfg.capacity)
+        self._rows = np.zeros((self.capacity, self.layout.width), np.float32)
+        shape = (self.capacity, *spec.obs_shape)
+        self._images = (np.zeros(shape, np.uint8), np.zeros(shape, np.uint8)) if self.layout.image else None
+        self._tensor = torch.from_numpy(self._rows)
+
+    def __len__(self) -> int:
+        return min(self.total, self.capacity)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory when full."""
+        images = 2 * self.layout.spec.obs_dim if self.layout.image else 0
+        return self.capacity * (4 * self.layout.width + images)
+
+    def add(
+        self,
+        obs: np.ndarray,
+        action: np.ndarray,
+        reward: np.ndarray,
+        next_obs: np.ndarray,
+        terminated: np.ndarray,
+        truncated: np.ndarray,
+        mc_return: np.ndarray | None = None,
+    ) -> None:
+        """Append rows [M, ...] in time order, env by env within a step."""
+        m = len(reward)
+        start = self.total % self.capacity
+        at = slice(start, start + m) if start + m <= self.capacity else (start + np.arange(m)) % self.capacity
+        fields = {
+            "action": action.reshape(m, -1),
+            "reward": reward[:, None],
+            "terminated": terminated[:, None],
+            "truncated": truncated[:, None],
+            "discount": self.discount,
+        }
+        if mc_return is not None:
+            fields["mc_return"] = mc_return[:, None]
+        if self._images is not None:
+            self._images[0][at], self._images[1][at] = obs, next_obs
+        else:
+            fields |= {"obs": obs.reshape(m, -1), "next_obs": next_obs.reshape(m, -1)}
+        for name, value in fields.items():
+            self._rows[at, self.layout.slices[name]] = value
+        self.total += m
+
+    def indices(self, count: int) -> np.ndarray:
+        """Rows to learn from."""
+        return self._rng.integers(0, len(self), count)
+
+    def gather(self, count: int) -> Gathered:
+        """`count` sampled transitions."""
+        index = self.indices(count)
+        return self._n_step(index) if self.n_step > 1 else self._take(index)
+
+    def _take(self, index: np.ndarray) -> Gathered:
+        rows = self._tensor.index_select(0, torch.from_numpy(index))
+        if self._images is None:
+            return Gathered(rows)
+        return Gathered(rows, (torch.from_numpy(self._images[0][index]), torch.from_numpy(self._images[1][index])))
+
+    def _n_step(self, index: np.ndarray) -> Gathered:
+        """Sum up to n rewards; stop at the end of the episode or at the newest row, and discount accordingly."""
+        rows, images = self._take(index)
+        s, column = self.layout.slices, self.layout.column
+        oldest = self.total - len(self)
+        stream = oldest + (index - oldest) % self.capacity  # position in the stream of all rows
+        reward, discount = column(rows, "reward").clone(), column(rows, "discount").clone()
+        last = stream.copy()  # the row that each sum ends with
+        alive = (column(rows, "terminated") + column(rows, "truncated") == 0).numpy()
+        for _ in range(1, self.n_step):
+            alive &= last + self.num_envs < self.total
+            if not alive.any():
+                break
+            last = np.where(alive, last + self.num_envs, last)
+            further = self._tensor.index_select(0, torch.from_numpy(last % self.capacity))
+            mask = torch.from_numpy(alive)
+            reward += torch.where(mask, discount * column(further, "reward"), 0.0)
+            discount *= torch.where(mask, column(further, "discount"), 1.0)
+            alive &= (column(further, "terminated") + column(further, "truncated") == 0).numpy()
+        end, end_images = self._take(last % self.capacity)
+        rows[:, s["next_obs"]] = end[:, s["next_obs"]]
+        rows[:, s["terminated"]] = end[:, s["terminated"]]
+        rows[:, s["reward"].start] = reward
+        rows[:, s["discount"].start] = discount
+        return Gathered(rows, (images[0], end_images[1]) if images is not None and end_images is not None else None)
+
+    def sample(self, batch_size: int, n_batches: int) -> Iterator[Batch]:
+        """`n_batches` minibatches, gathered at once."""
+        yield from cut(self.layout, self.gather(batch_size * n_batches), batch_size)
+
+    # -- checkpoints: rows are written once, in segments of the stream --------------------------------------------
+
+    def segment(self, start: int, end: int) -> dict[str, Tensor]:
+        """Rows [start, end) of the stream, for a checkpoint."""
+        index = np.arange(start, end) % self.capacity
+        found = {"rows": torch.from_numpy(self._rows[index])}
+        if self._images is not None:
+            found |= {k: torch.from_numpy(v[index]) for k, v in zip(("obs", "next_obs"), self._images, strict=True)}
+        return found
+
+    def load_segment(self, start: int, tensors: dict[str, Tensor]) -> None:
+        """Put rows back where `segment` took them from."""
+        n = len(tensors["rows"])
+        index = np.arange(start, start + n) % self.capacity
+        self._rows[index] = tensors["rows"].numpy()
+        if self._images is not None:
+            self._images[0][index] = tensors["obs"].numpy()
+            self._images[1][index] = tensors["next_obs"].numpy()
+
+    def state(self) -> dict:
+        """What a checkpoint keeps besides the rows."""
+        return {"total": self.total, "rng": self._rng.bit_generator.state}
+
+    def load_state(self, state: dict) -> None:
+        self.total = state["total"]
+        self._rng.bit_generator.state = state["rng"]
+
+
+class Mixture:
+    """Minibatches of which an exact share comes from prior data and the rest from a replay."""
+
+    def __init__(self, online: Replay, prior: Replay, fraction: float):
+        self.online = online
+        self.prior = prior
+        self.fraction = fraction  # of prior data; may be changed between calls of `sample`
+
+    def prior_size(self, batch_size: int) -> int:
+        """How many rows of each minibatch are prior data."""
+        return round(batch_size * self.fraction)
+
+    def sample(self, batch_size: int, n_batches: int) -> Iterator[Batch]:
+        n_prior = self.prior_size(batch_size)
+        parts = [
+            (source.gather(n * n_batches), n)
+            for source, n in ((self.prior, n_prior), (self.online, batch_size - n_prior))
+            if n > 0
+        ]
+        rows = _interleave([(g.rows, n) for g, n in parts], n_batches)
+        images = None
+        if parts[0][0].images is not None:
+            pairs = [[(g.images[k], n) for g, n in parts if g.images is not None] for k in (0, 1)]
+            images = (_interleave(pairs[0], n_batches), _interleave(pairs[1], n_batches))
+        yield from cut(self.online.layout, Gathered(rows, images), batch_size)
+
+
+def _interleave(parts: list[tuple[Tensor, int]], n_batches: int) -> Tensor:
+    """Give each of the minibatches its share of every part."""
+    cat = torch.cat([x.view(n_batches, n, *x.shape[1:]) for x, n in parts], dim=1)
+    return cat.view(-1, *cat.shape[2:])
+
+
+def cut(layout: Layout, gathered: Gathered, batch_size: int) -> Iterator[Batch]:
+    """Gathered transitions as minibatches."""
+    for start in range(0, len(gathered.rows), batch_size):
+        part = slice(start, start + batch_size)
+        images = gathered.images
+        yield layout.batch(gathered.rows[part], None if images is None else (images[0][part], images[1][part]))
+
+
+def replay_of(dataset: TransitionDataset, spec: Spec, discount: float, n_step: int, seed: int) -> Replay:
+    """A dataset as a full replay, so that both are sampled by the same code."""
+    cfg = UniformConfig(capacity=len(dataset), n_step=n_step)
+    replay = Replay(cfg, spec, num_envs=1, discount=discount, seed=seed, mc_return=dataset.mc_return is not None)
+    replay.add(
+        dataset.obs,
+        dataset.action,
+        dataset.reward,
+        dataset.next_obs,
+        dataset.terminated,
+        np.where(dataset.ends, 1.0 - dataset.terminated, 0.0),  # a boundary without a flag is one, too
+        dataset.mc_return,
+    )
+    return replay
+
+
+def _refuse_beyond_memory(nbytes: int, capacity: int) -> None:
+    available = _available_memory()
+    if available is not None and nbytes > available:
+        fits = int(capacity * available / nbytes * 0.8)
+        raise UserError(
+            f"A replay of {capacity:,} transitions needs {nbytes / 2**30:.1f} GiB and {available / 2**30:.1f} GiB are "
+            f"free; try replay.capacity={fits}."
+        )
+
+
+def _available_memory() -> int | None:
+    """Bytes that can still be allocated, where the system tells."""
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    if hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return None

@@ -1,0 +1,251 @@
+"""Where datasets come from: files, an env, an earlier run. (Minari has a module of its own.)
+
+Every source is a config dataclass and a function `load_x(cfg, spec, seed) -> TransitionDataset` whose result is
+checked against the env and has its box actions in [-1, 1].
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlx.data.columns import Array, assemble
+from rlx.data.dataset import TransitionDataset
+from rlx.data.files import NpzArrays, existing, hdf5_array, hdf5_file, hdf5_map, readable
+from rlx.errors import UserError
+from rlx.types import Spec
+
+log = logging.getLogger("rlx")
+
+
+class ActionsOutside(str, Enum):
+    """What to do with actions outside the env's box."""
+
+    clip = "clip"
+    error = "error"
+
+
+class Memory(str, Enum):
+    """Where observations live while training."""
+
+    ram = "ram"
+    mmap = "mmap"
+
+
+@dataclass
+class DatasetConfig:
+    """Fields that every source has."""
+
+    _target_: str = ""
+    actions_outside: ActionsOutside = ActionsOutside.clip  # clip them to the box and say so, or refuse (error)
+    any_env: bool = False  # take data that names another env, as long as the shapes fit
+
+
+@dataclass
+class NpzConfig(DatasetConfig):
+    """Transitions in an .npz file."""
+
+    _target_: str = "rlx.data.sources.load_npz"
+    path: str = ""  # the file; keys under their usual names
+    memory: Memory = Memory.ram  # mmap leaves the observations on disk (uncompressed files only)
+
+
+@dataclass
+class PtConfig(DatasetConfig):
+    """Transitions in a .pt file: a dict of tensors, read with weights_only."""
+
+    _target_: str = "rlx.data.sources.load_pt"
+    path: str = ""  # the file; keys under their usual names
+
+
+@dataclass
+class Hdf5Config(DatasetConfig):
+    """Transitions in an .hdf5 file, in the layout of D4RL or d3rlpy."""
+
+    _target_: str = "rlx.data.sources.load_hdf5"
+    path: str = ""  # the file; keys under their usual names
+    memory: Memory = Memory.ram  # mmap leaves the observations on disk (contiguous arrays only)
+
+
+@dataclass
+class RandomConfig(DatasetConfig):
+    """Transitions of uniformly random actions, collected from the env at the start."""
+
+    _target_: str = "rlx.data.sources.load_random"
+    size: int = 10_000  # transitions
+
+
+@dataclass
+class RunConfig(DatasetConfig):
+    """The replay that an earlier rlx run has saved."""
+
+    _target_: str = "rlx.data.sources.load_run"
+    path: str = ""  # the run folder
+
+
+def load_npz(cfg: NpzConfig, spec: Spec, seed: int = 0) -> TransitionDataset:
+    return finish(read_npz(cfg.path, cfg.memory == Memory.mmap), cfg, spec)
+
+
+def load_pt(cfg: PtConfig, spec: Spec, seed: int = 0) -> TransitionDataset:
+    return finish(read_pt(cfg.path), cfg, spec)
+
+
+def load_hdf5(cfg: Hdf5Config, spec: Spec, seed: int = 0) -> TransitionDataset:
+    return finish(read_hdf5(cfg.path, cfg.memory == Memory.mmap), cfg, spec)
+
+
+def load_random(cfg: RandomConfig, spec: Spec, seed: int = 0) -> TransitionDataset:
+    return finish(roll_out_random(spec.env_id, cfg.size, seed), cfg, spec)
+
+
+def load_run(cfg: RunConfig, spec: Spec, seed: int = 0) -> TransitionDataset:
+    return finish(read_run(cfg.path), cfg, spec)
+
+
+def finish(dataset: TransitionDataset, cfg: DatasetConfig, spec: Spec) -> TransitionDataset:
+    """Check against the env, scale actions, and tell what was loaded."""
+    dataset = dataset.fitted_to(spec, cfg.actions_outside, cfg.any_env)
+    keys = ", ".join(f"{key} -> {column}" for key, column in dataset.key_map.items())
+    log.info("%s: %d transitions, %d episodes (%s)", dataset.source, len(dataset), len(dataset.episodes), keys)
+    for note in dataset.notes:
+        log.info("%s: %s", dataset.source, note)
+    return dataset
+
+
+def load_transition_dataset(source: str | Path, spec: Spec | None = None) -> TransitionDataset:
+    """A dataset from a file (.npz, .pt, .hdf5), a run folder, a Minari folder or a Minari id.
+
+    Without a spec, actions stay in the units of the env.
+    """
+    from rlx.data.minari import read_minari, read_minari_folder
+
+    path = Path(source).expanduser()
+    readers = {".npz": read_npz, ".pt": read_pt, ".pth": read_pt, ".hdf5": read_hdf5, ".h5": read_hdf5}
+    if path.suffix in readers:
+        dataset = readers[path.suffix](str(source))
+    elif (path / "data" / "metadata.json").exists():
+        dataset = read_minari_folder(path)
+    elif (path / "checkpoints").is_dir():
+        dataset = read_run(str(source))
+    elif path.exists():
+        raise UserError(f"{path}: unknown kind of dataset: expected {', '.join(readers)}, a run or a Minari folder.")
+    else:
+        dataset = read_minari(str(source))
+    return dataset if spec is None else dataset.fitted_to(spec)
+
+
+def read_npz(path: str, mmap: bool = False) -> TransitionDataset:
+    file = existing(path, "npz")
+    arrays = NpzArrays(file, mmap)
+    return TransitionDataset(
+        assemble(arrays.members.keys(), arrays.__getitem__, str(file)), str(file), arrays.text("env_id")
+    )
+
+
+def read_pt(path: str) -> TransitionDataset:
+    import pickle
+
+    import torch
+
+    file = existing(path, "pt")
+    try:
+        with readable(file, "pt"):
+            loaded = torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise UserError(
+            f"{file}: holds Python objects or is damaged: expected a dict of tensors saved with torch.save, "
+            "and nothing else is ever unpickled."
+        ) from error
+    if not isinstance(loaded, dict):
+        raise UserError(f"{file}: holds a {type(loaded).__name__}, expected a dict of tensors.")
+    env_id = loaded["env_id"] if isinstance(loaded.get("env_id"), str) else None
+    arrays = {str(k): _from_torch(v, str(k), file) for k, v in loaded.items() if not isinstance(v, str)}
+    return TransitionDataset.from_dict(arrays, source=str(file), env_id=env_id)
+
+
+def _from_torch(value: Any, key: str, file: Path) -> Array:
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        raise UserError(f"{file}: key '{key}' is a {type(value).__name__}, expected a tensor.")
+    return np.asarray((value.float() if value.dtype == torch.bfloat16 else value).detach().numpy())
+
+
+def read_hdf5(path: str, mmap: bool = False) -> TransitionDataset:
+    file = existing(path, "hdf5")
+    with hdf5_file(file) as h5:
+        env_id = str(h5.attrs["env_id"]) if "env_id" in h5.attrs else None
+        if "total_size" in h5 and "observations_0" in h5:
+            return TransitionDataset.from_dict(_d3rlpy_episodes(h5, file), source=str(file), env_id=env_id)
+
+        def read(key: str) -> Array:
+            return hdf5_map(h5, key, file) if mmap else hdf5_array(h5, key, file)
+
+        return TransitionDataset(assemble(h5.keys(), read, str(file)), str(file), env_id)
+
+
+def _d3rlpy_episodes(h5: Any, file: Path) -> dict[str, Array]:
+    """The arrays per episode that d3rlpy 2 writes, one after the other."""
+    found: dict[str, list[Array]] = {"observations": [], "actions": [], "rewards": [], "terminals": [], "timeouts": []}
+    for i in range(int(h5["total_size"][()])):
+        for key in ("observations", "actions", "rewards"):
+            found[key].append(hdf5_array(h5, f"{key}_{i}", file))
+        last = np.zeros(len(found["rewards"][-1]), dtype=bool)
+        last[-1:] = True
+        terminated = bool(hdf5_array(h5, f"terminated_{i}", file))
+        found["terminals"].append(last & terminated)
+        found["timeouts"].append(last & (not terminated))
+    if not found["rewards"]:
+        raise UserError(f"{file}: key 'total_size' is 0: expected at least one episode.")
+    return {key: np.concatenate(parts) for key, parts in found.items()}
+
+
+def read_run(path: str) -> TransitionDataset:
+    from rlx.data.replay import read_replay
+
+    if not path:
+        raise UserError("No run given for the run dataset: say dataset.path=RUN_FOLDER.")
+    folder = Path(path).expanduser()
+    dataset = TransitionDataset.from_dict(read_replay(folder), source=str(folder))
+    dataset.scaled = dataset.action.dtype.kind == "f"  # a replay holds actions as learners see them
+    return dataset
+
+
+def roll_out_random(env_id: str, size: int, seed: int) -> TransitionDataset:
+    """`size` transitions of uniformly random actions; the same for the same seed."""
+    import gymnasium
+
+    if size < 1:
+        raise UserError(f"dataset.size={size} is not possible; give 1 or more.")
+    env = gymnasium.make(env_id)
+    env.action_space.seed(seed)
+    columns: dict[str, list[Any]] = {
+        name: [] for name in ("obs", "action", "reward", "next_obs", "terminated", "truncated")
+    }
+    obs, _ = env.reset(seed=seed)
+    for _ in range(size):
+        action = env.action_space.sample()
+        next_obs, reward, terminated, truncated, _ = env.step(action)
+        row = (flat_obs(obs), action, reward, flat_obs(next_obs), terminated, truncated)
+        for column, value in zip(columns.values(), row, strict=True):
+            column.append(value)
+        obs = env.reset()[0] if terminated or truncated else next_obs
+    env.close()
+    arrays = {name: np.asarray(values) for name, values in columns.items()}
+    return TransitionDataset.from_dict(arrays, source=f"random actions in {env_id}", env_id=env_id)
+
+
+def flat_obs(obs: Any) -> Array:
+    """An observation as one array; goal observations as [observation | achieved_goal | desired_goal]."""
+    if isinstance(obs, dict):
+        return np.concatenate([np.ravel(obs[key]) for key in GOAL_KEYS])
+    return np.asarray(obs)
+
+
+GOAL_KEYS = ("observation", "achieved_goal", "desired_goal")

@@ -1,0 +1,87 @@
+"""Windows of trajectories, for learners that read sequences.
+
+A window starts at a random row and covers up to `length` rows of the same episode. Shorter ones are padded with zeros,
+on the left by default (so that the newest row is always last), and `mask` is 1 where a row is real.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlx.data.columns import Array
+from rlx.data.dataset import TransitionDataset, monte_carlo_returns
+from rlx.errors import UserError
+
+
+class TrajectoryWindows(NamedTuple):
+    """A batch of windows; padded entries are 0 everywhere."""
+
+    obs: Tensor  # [B, L, *obs_shape]
+    action: Tensor  # [B, L, dim(A)], or [B, L] int64
+    reward: Tensor  # [B, L]
+    return_to_go: Tensor  # [B, L], sum of (discounted) rewards from this row to the end of the episode
+    terminated: Tensor  # [B, L]
+    timestep: Tensor  # [B, L] int64, place in the episode
+    mask: Tensor  # [B, L], 1.0 where real
+
+
+class WindowSampler:
+    """Draws windows; what does not change between batches is computed once."""
+
+    def __init__(self, dataset: TransitionDataset, length: int, discount: float = 1.0, pad: str = "left"):
+        if length < 1:
+            raise UserError(f"Windows of length {length} are not possible; give 1 or more.")
+        if pad not in ("left", "right"):
+            raise UserError(f"Windows cannot be padded on the '{pad}'; give left or right.")
+        self.dataset = dataset
+        self.length = length
+        self.pad = pad
+        self.return_to_go = monte_carlo_returns(dataset.reward, dataset.ends, discount)
+        starts, stops = dataset.episodes.T
+        self.timestep = np.arange(len(dataset)) - np.repeat(starts, stops - starts)
+        self.remaining = np.repeat(stops, stops - starts) - np.arange(len(dataset))
+
+    def sample(self, rng: np.random.Generator, batch_size: int) -> TrajectoryWindows:
+        """Windows that start at uniformly drawn rows."""
+        return self.at(rng.integers(len(self.dataset), size=batch_size))
+
+    def at(self, start: Array) -> TrajectoryWindows:
+        """The windows that start at the given rows."""
+        real = np.minimum(self.remaining[start], self.length)[:, None]
+        place = np.arange(self.length)[None]
+        offset = place - (self.length - real) if self.pad == "left" else place
+        mask = (offset >= 0) & (offset < real)
+        rows = start[:, None] + np.where(mask, offset, 0)  # padded places read the first row and are zeroed below
+
+        def pick(column: Array) -> Tensor:
+            values = np.asarray(column[rows])
+            values[~mask] = 0
+            return torch.from_numpy(values)
+
+        data = self.dataset
+        return TrajectoryWindows(
+            obs=pick(data.obs),
+            action=pick(data.action),
+            reward=pick(data.reward),
+            return_to_go=pick(self.return_to_go),
+            terminated=pick(data.terminated),
+            timestep=pick(self.timestep),
+            mask=torch.from_numpy(mask.astype(np.float32)),
+        )
+
+
+def sample_trajectory_windows(
+    dataset: TransitionDataset,
+    batch_size: int,
+    length: int,
+    rng: np.random.Generator,
+    *,
+    discount: float = 1.0,
+    pad: str = "left",
+) -> TrajectoryWindows:
+    """One batch of windows. For many batches make a WindowSampler, which prepares the dataset once."""
+    return WindowSampler(dataset, length, discount, pad).sample(rng, batch_size)

@@ -1,0 +1,129 @@
+"""From an EnvConfig to environments and to the Spec that shapes everything else."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from omegaconf import MISSING
+
+from rlx.envs.vector import AsyncEnvs, SyncEnvs, VectorEnv
+from rlx.errors import UserError, nearest
+from rlx.types import Goal, Spec
+
+
+@dataclass
+class EnvConfig:
+    """An environment: any registered Gymnasium id."""
+
+    _target_: str = "rlx.envs.factory.make_vector_env"
+    id: str = MISSING  # a registered id, or module:Id to import the module first
+    kwargs: dict[str, Any] = field(default_factory=dict)  # passed to gymnasium.make
+    num_envs: int = 1  # environments stepped together
+    vectorization: str = "sync"  # sync: in this process; async: one process each
+    max_episode_steps: int | None = None  # another time limit than the registered one
+    dataset_id: str | None = None  # the Minari dataset that dataset=minari means for this env
+    extra: str | None = None  # the extra of rlx that brings its dependencies
+
+
+class FlattenGoal(gym.ObservationWrapper):
+    """A goal env's dict as one vector: [observation | achieved_goal | desired_goal]."""
+
+    def __init__(self, env: gym.Env):
+        super().__init__(env)
+        parts = env.observation_space
+        size = sum(int(np.prod(parts[k].shape)) for k in ("observation", "achieved_goal", "desired_goal"))
+        self.observation_space = spaces.Box(-np.inf, np.inf, (size,), np.float32)
+
+    def observation(self, observation: dict[str, np.ndarray]) -> np.ndarray:
+        parts = (observation["observation"], observation["achieved_goal"], observation["desired_goal"])
+        return np.concatenate([np.ravel(p) for p in parts]).astype(np.float32)
+
+
+def is_goal_space(space: spaces.Space) -> bool:
+    return isinstance(space, spaces.Dict) and {"observation", "achieved_goal", "desired_goal"} <= set(space.keys())
+
+
+def make_env(cfg: EnvConfig, **kwargs: Any) -> gym.Env:
+    """One environment whose observations are a single array."""
+    limit = {"max_episode_steps": cfg.max_episode_steps} if cfg.max_episode_steps else {}
+    try:
+        env = gym.make(cfg.id, disable_env_checker=True, **limit, **{**cfg.kwargs, **kwargs})
+    except (gym.error.UnregisteredEnv, gym.error.DeprecatedEnv) as error:
+        raise UserError(_unknown(cfg.id, error)) from error
+    except (gym.error.DependencyNotInstalled, ImportError) as error:
+        hint = f"pip install 'rlx[{cfg.extra}]'" if cfg.extra else "install the package that provides it"
+        raise UserError(f"env.id={cfg.id} needs a package that is not installed ({error}): {hint}.") from error
+    except TypeError as error:
+        raise UserError(f"env.kwargs={dict(cfg.kwargs)} does not fit {cfg.id}: {error}.") from error
+    space = env.observation_space
+    if is_goal_space(space):
+        return FlattenGoal(env)
+    if not isinstance(space, spaces.Box):
+        return gym.wrappers.FlattenObservation(env)
+    return env
+
+
+def _unknown(env_id: str, error: Exception) -> str:
+    module = env_id.partition(":")[0] if ":" in env_id else ""
+    if module and importlib.util.find_spec(module) is None:
+        return f"env.id={env_id} names the module {module!r}, which cannot be imported; install it or correct the name."
+    guess = nearest(env_id, gym.registry.keys())
+    meant = f"did you mean env.id={guess}" if guess else "`python -m rlx list env` shows the presets"
+    return f"env.id={env_id} is not a registered environment ({error}); {meant}?"
+
+
+def spec_of(env: gym.Env, env_id: str) -> Spec:
+    """Read the Spec off an environment made by `make_env`."""
+    obs_space, action_space = env.observation_space, env.action_space
+    image = len(obs_space.shape or ()) == 3
+    common: dict[str, Any] = {
+        "env_id": env_id,
+        "obs_shape": tuple(int(n) for n in obs_space.shape or ()),
+        "obs_dtype": "uint8" if image and obs_space.dtype == np.uint8 else "float32",
+        "episode_limit": getattr(env.spec, "max_episode_steps", None),
+        "goal": _goal_of(env),
+    }
+    if isinstance(action_space, spaces.Box):
+        low, high = action_space.low.ravel(), action_space.high.ravel()
+        return Spec(
+            action_kind="box",
+            action_shape=(low.size,),
+            action_low=tuple(low.tolist()),
+            action_high=tuple(high.tolist()),
+            **common,
+        )
+    if isinstance(action_space, spaces.Discrete):
+        return Spec(action_kind="discrete", action_shape=(), action_sizes=(int(action_space.n),), **common)
+    if isinstance(action_space, spaces.MultiDiscrete) and action_space.nvec.ndim == 1:
+        sizes = tuple(int(n) for n in action_space.nvec)
+        return Spec(action_kind="multi_discrete", action_shape=(len(sizes),), action_sizes=sizes, **common)
+    raise UserError(
+        f"{env_id} has the action space {action_space}, which no algorithm of rlx can use; "
+        "wrap it so that it has a Box, Discrete or MultiDiscrete action space."
+    )
+
+
+def _goal_of(env: gym.Env) -> Goal | None:
+    if not isinstance(env, FlattenGoal):
+        return None
+    parts = env.env.observation_space
+    start = int(np.prod(parts["observation"].shape))
+    dim = int(np.prod(parts["desired_goal"].shape))
+    return Goal(dim=dim, achieved=(start, start + dim), desired=(start + dim, start + 2 * dim))
+
+
+def make_vector_env(cfg: EnvConfig, num_envs: int | None = None) -> VectorEnv:
+    """`num_envs` environments (default: as configured) behind one interface."""
+    n = cfg.num_envs if num_envs is None else num_envs
+    if n < 1:
+        raise UserError(f"env.num_envs={n} is not possible; give at least 1.")
+    kinds: dict[str, Callable[..., VectorEnv]] = {"sync": SyncEnvs, "async": AsyncEnvs}
+    if cfg.vectorization not in kinds:
+        raise UserError(f"env.vectorization={cfg.vectorization} is not known; choose one of {', '.join(kinds)}.")
+    return kinds[cfg.vectorization]([lambda: make_env(cfg)] * n)

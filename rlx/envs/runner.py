@@ -1,0 +1,140 @@
+"""Runner: steps vector envs in the learner's units and can rebuild them exactly.
+
+Each episode starts from a seed of its own, drawn from (run seed, env, episode number). The actions since then are the
+journal: to resume, the env is reset with that seed and the actions are played again; a hash of the last observation
+proves that the env is where it was. An env that does not replay exactly starts a new episode and the run says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import spaces
+
+from rlx.envs.vector import Step, VectorEnv
+
+
+class Episode(NamedTuple):
+    """A finished training episode."""
+
+    ret: float  # raw return
+    length: int
+    info: dict[str, Any]  # the env's info at its last step
+
+
+class Journal(NamedTuple):
+    """Where the envs are, in terms that can be written down."""
+
+    episodes: list[int]  # episodes started so far, per env
+    hashes: list[str]  # sha256 of the current observation, per env
+    actions: list[np.ndarray]  # actions since the episode began, per env
+
+
+def to_env_units(space: spaces.Space) -> Callable[[np.ndarray], Any]:
+    """The map from the learner's actions, [-1, 1] or counted from 0, to those of the env."""
+    if isinstance(space, spaces.Box):
+        bounded = np.isfinite(space.low).all() and np.isfinite(space.high).all()
+        if not bounded:
+            return lambda action: action.reshape((-1, *space.shape))
+        half = ((space.high - space.low) / 2).ravel()
+        middle = ((space.high + space.low) / 2).ravel()
+
+        def scale(action: np.ndarray) -> np.ndarray:
+            return (np.minimum(np.maximum(action, -1.0), 1.0) * half + middle).reshape((-1, *space.shape))
+
+        return scale
+    if isinstance(space, spaces.Discrete):
+        start = int(space.start)
+        return lambda action: [int(a) + start for a in action]
+    return lambda action: action + space.start
+
+
+def episode_seed(seed: int, env: int, episode: int) -> int:
+    return int(np.random.SeedSequence([seed, env, episode]).generate_state(1)[0])
+
+
+def _hash(obs: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(obs).tobytes()).hexdigest()
+
+
+class Runner:
+    """Vector envs that are always in the middle of an episode."""
+
+    def __init__(self, envs: VectorEnv, seed: int):
+        self.envs = envs
+        self.num_envs = envs.num_envs
+        self._seed = seed
+        self._to_env = to_env_units(envs.action_space)
+        self._episodes = [0] * self.num_envs
+        self._journal: list[list[np.ndarray]] = [[] for _ in range(self.num_envs)]
+        self._return = np.zeros(self.num_envs)
+        self._length = np.zeros(self.num_envs, np.int64)
+        self.obs = np.stack(list(self._begin(range(self.num_envs)).values()))  # what to act on next
+
+    def _begin(self, indices: Iterable[int]) -> dict[int, np.ndarray]:
+        """New episodes for these envs; their first observations."""
+        indices = [int(i) for i in indices]
+        for i in indices:
+            self._journal[i] = []
+            self._return[i] = 0.0
+            self._length[i] = 0
+            self._episodes[i] += 1
+        return self.envs.reset({i: episode_seed(self._seed, i, self._episodes[i]) for i in indices})
+
+    def step(self, action: np.ndarray) -> tuple[Step, list[Episode]]:
+        """Act in every env. `self.obs` moves on, past the reset where an episode ended."""
+        step = self.envs.step(self._to_env(action))
+        self._return += step.reward
+        self._length += 1
+        for journal, a in zip(self._journal, action, strict=True):
+            journal.append(np.array(a))
+        self.obs = step.next_obs.copy()
+        ended = np.flatnonzero(step.terminated | step.truncated)
+        if not ended.size:
+            return step, []
+        finished = [Episode(float(self._return[i]), int(self._length[i]), step.infos[i]) for i in ended]
+        infos = list(step.infos)
+        for i, obs in self._begin(ended).items():
+            self.obs[i] = obs
+        return step._replace(infos=infos), finished
+
+    def journal(self) -> Journal:
+        hashes = [_hash(obs) for obs in self.obs]
+        return Journal(list(self._episodes), hashes, [np.array(actions) for actions in self._journal])
+
+    def restore(self, journal: Journal) -> bool:
+        """Play the journal; False if an env did not come back to where it was (it then starts a new episode).
+
+        The envs are stepped together and their journals differ in length, so each begins its replay when exactly
+        its own number of steps is left, and takes idle steps before that.
+        """
+        lengths = np.array([len(actions) for actions in journal.actions])
+        self._episodes = [n - 1 for n in journal.episodes]
+        self.obs = np.stack(list(self._begin(range(self.num_envs)).values()))
+        for left in range(int(lengths.max()), 0, -1):
+            self._rewind(np.flatnonzero(lengths == left))
+            played = [actions[max(len(actions) - left, 0)] if len(actions) else None for actions in journal.actions]
+            idle = next(a for a in played if a is not None)
+            step = self.envs.step(self._to_env(np.stack([idle if a is None else a for a in played])))
+            self._return += step.reward
+            self._length += 1
+            self.obs = step.next_obs.copy()
+            waiting = (lengths < left) & (step.terminated | step.truncated)
+            self._rewind(np.flatnonzero(waiting))
+        self._rewind(np.flatnonzero(lengths == 0))
+        lost = [i for i, obs in enumerate(self.obs) if _hash(obs) != journal.hashes[i]]
+        for i, actions in enumerate(journal.actions):
+            self._journal[i] = list(actions)
+        for i, obs in self._begin(lost).items() if lost else ():
+            self.obs[i] = obs
+        return not lost
+
+    def _rewind(self, indices: np.ndarray) -> None:
+        """Back to the beginning of the same episode."""
+        for i in indices:
+            self._episodes[i] -= 1
+        for i, obs in self._begin(indices).items() if len(indices) else ():
+            self.obs[i] = obs

@@ -1,0 +1,104 @@
+"""Learner: what every algorithm is to the rest of rlx.
+
+A learner acts, updates and can be saved. It owns its networks, its optimizers, the order of its gradients and the
+observation statistics its policy was trained with; it knows nothing of loops, files or environments.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from rlx.errors import UserError
+from rlx.nn import Adam
+from rlx.types import Batch, Metrics, Rollout, Spec
+
+
+@dataclass
+class AlgoConfig:
+    """Fields that every algorithm has."""
+
+    _target_: str = ""
+    name: str = ""  # how the algorithm is called in folders, tables and summaries
+    discount: float = 0.99
+    batch_size: int = 256
+    hidden: list[int] = field(default_factory=lambda: [256, 256])
+    normalize_obs: bool = False  # standardise observations; the statistics are part of the policy
+    compile: bool = False  # torch.compile the losses; pays back on long runs only
+
+
+class Learner(nn.Module):
+    """Base of all algorithms. Class attributes say what fits; `config.check` reads them before any work."""
+
+    actions: tuple[str, ...] = ("box",)  # action kinds it can handle: "box", "discrete", "multi_discrete"
+    regimes: tuple[str, ...] = ("off_policy",)  # regimes it can run in, its usual one first
+    images: bool = False  # can it read image observations
+
+    def __init__(self, cfg: AlgoConfig, spec: Spec):
+        super().__init__()
+        self.cfg = cfg
+        self.spec = spec
+        self.updates = 0  # calls of `update` so far
+        self.optimizers: dict[str, Adam] = {}  # filled by subclasses; saved, and driven by schedules
+        if cfg.normalize_obs:
+            self.register_buffer("obs_mean", torch.zeros(spec.obs_shape))
+            self.register_buffer("obs_std", torch.ones(spec.obs_shape))
+
+    def act(self, obs: Tensor, explore: bool) -> Tensor:
+        """Actions [N, dim(A)] in [-1, 1] (or int64 [N]) for raw observations [N, *obs_shape]; no gradients."""
+        raise NotImplementedError(f"{type(self).__name__} does not define act")
+
+    def update(self, batch: Batch | Rollout) -> Metrics:
+        """One step of learning; detached 0-d tensors under stable names."""
+        raise NotImplementedError(f"{type(self).__name__} does not define update")
+
+    def normalize(self, obs: Tensor) -> Tensor:
+        """Raw observations as the networks see them."""
+        if not self.cfg.normalize_obs:
+            return obs
+        return (obs - self.obs_mean) / self.obs_std
+
+    def normalized(self, batch: Batch) -> Batch:
+        if not self.cfg.normalize_obs:
+            return batch
+        return batch._replace(obs=self.normalize(batch.obs), next_obs=self.normalize(batch.next_obs))
+
+    def fit_normalizer(self, obs: Tensor) -> None:
+        """Take the observation statistics from a dataset (std + 1e-3, as TD3+BC does)."""
+        self.obs_mean.copy_(obs.mean(0))
+        self.obs_std.copy_(obs.std(0, unbiased=False) + 1e-3)
+
+    def due(self, every: int) -> bool:
+        """True on every `every`-th update, counting the one under way."""
+        return self.updates % every == 0
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything a checkpoint has to hold of this learner, by name; live tensors, not copies."""
+        found = {f"model.{k}": v for k, v in self.state_dict().items()}
+        for name, optimizer in self.optimizers.items():
+            found |= {f"optimizer.{name}.{k}": v for k, v in optimizer.tensors().items()}
+        return found
+
+    def load_tensors(self, saved: dict[str, Tensor]) -> None:
+        """Copy saved values into the live tensors; names and shapes have to be exactly ours."""
+        live = self.tensors()
+        if live.keys() != saved.keys():
+            odd = sorted(live.keys() ^ saved.keys())[0]
+            raise UserError(f"The checkpoint does not fit {self.cfg.name}: the tensor {odd!r} is on one side only.")
+        with torch.no_grad():
+            for name, tensor in live.items():
+                if tensor.shape != saved[name].shape:
+                    raise UserError(
+                        f"The checkpoint does not fit {self.cfg.name}: {name!r} has shape {tuple(saved[name].shape)}, "
+                        f"expected {tuple(tensor.shape)}; use the network sizes and the env it was trained with."
+                    )
+                tensor.copy_(saved[name])
+
+    def counters(self) -> dict[str, int]:
+        """Python-side state for the checkpoint."""
+        return {"updates": self.updates}
+
+    def load_counters(self, saved: dict[str, int]) -> None:
+        self.updates = saved["updates"]

@@ -1,0 +1,1 @@
+"""Loggers: callbacks that write each row of metrics somewhere."""

@@ -1,0 +1,87 @@
+"""metrics.jsonl: one JSON object per row, the record of a run that reports and tests read.
+
+The file is append-only and its length is part of every checkpoint: a resume cuts it back to what the checkpoint knew,
+so rows are neither repeated nor lost.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Any
+
+from rlx.callbacks.bus import Callback
+from rlx.errors import UserError
+
+if TYPE_CHECKING:
+    from rlx.trainers.trainer import Trainer
+
+
+@dataclass
+class JsonlConfig:
+    """Rows as JSON lines."""
+
+    _target_: str = "rlx.loggers.jsonl.Jsonl"
+    filename: str = "metrics.jsonl"  # below the run folder
+
+
+def encode(row: dict[str, Any]) -> bytes:
+    """One line of valid JSON: inf and nan, which JSON does not have, become null."""
+    finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+    return json.dumps(finite, allow_nan=False).encode() + b"\n"
+
+
+class Jsonl(Callback):
+    """Appends each row to metrics.jsonl as it comes."""
+
+    order = 60
+
+    def __init__(self, cfg: JsonlConfig):
+        self.cfg = cfg
+        self._file: IO[bytes] | None = None
+        self._offset: int | None = None  # length of the file while it is not open, where known
+
+    def on_run_start(self, trainer: Trainer) -> None:
+        path = trainer.run_dir / self.cfg.filename
+        if not trainer.resumed and path.exists():
+            raise UserError(f"{path} exists already: resume that run, or choose another run_dir for a new one.")
+        file = open(path, "ab")  # noqa: SIM115  (open for the whole run)
+        if trainer.resumed:
+            size = path.stat().st_size
+            # A run that had no such logger at its checkpoint keeps what is there, unless it starts over.
+            known = self._offset if self._offset is not None else (size if trainer.state.steps else 0)
+            if size < known:
+                file.close()
+                raise UserError(
+                    f"{path} is shorter ({size} bytes) than at the checkpoint ({known} bytes): restore the file, "
+                    "or resume without it (~logger.jsonl)."
+                )
+            file.truncate(known)
+            file.seek(known)
+        self._file = file
+
+    def on_log(self, trainer: Trainer, row: dict[str, Any]) -> None:
+        assert self._file is not None, "a row came before run_start"
+        self._file.write(encode(row))
+        self._file.flush()
+
+    def on_run_end(self, trainer: Trainer) -> None:
+        assert self._file is not None
+        self._offset = self._sync()  # the last checkpoint, written after this, asks for it
+        self._file.close()
+        self._file = None
+
+    def state(self) -> dict[str, Any]:
+        """The length of the file, after making sure that those bytes are on disk."""
+        return {"offset": self._offset if self._file is None else self._sync()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._offset = state["offset"]
+
+    def _sync(self) -> int:
+        assert self._file is not None
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return self._file.tell()

@@ -1,0 +1,54 @@
+"""TensorBoard event files: `tensorboard --logdir multirun_outputs`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rlx.callbacks.bus import Callback
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+    from rlx.trainers.trainer import Trainer
+
+
+@dataclass
+class TensorboardConfig:
+    """Metrics as scalars over the steps of the regime's clock."""
+
+    _target_: str = "rlx.loggers.tensorboard.Tensorboard"
+    folder: str = "tensorboard"  # below the run folder
+
+
+class Tensorboard(Callback):
+    """Writes each metric as a scalar; a resume hides what came after its checkpoint."""
+
+    order = 61
+    critical = False
+
+    def __init__(self, cfg: TensorboardConfig):
+        self.cfg = cfg
+        self._writer: SummaryWriter | None = None
+
+    def on_run_start(self, trainer: Trainer) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        purge = trainer.state.steps + 1 if trainer.resumed else None
+        self._writer = SummaryWriter(str(trainer.run_dir / self.cfg.folder), purge_step=purge)
+
+    def on_log(self, trainer: Trainer, row: dict[str, Any]) -> None:
+        assert self._writer is not None, "a row came before run_start"
+        for name, value in row.items():
+            if "/" in name and math.isfinite(value):
+                self._writer.add_scalar(name, value, trainer.state.steps)
+
+    def on_checkpoint(self, trainer: Trainer, path: Any) -> None:
+        if self._writer is not None:
+            self._writer.flush()  # what a resume will not write again has to be on disk
+
+    def on_run_end(self, trainer: Trainer) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None

@@ -1,0 +1,399 @@
+"""Networks and optimizers that all learners share, built for small networks on few cores.
+
+An `MLP` is one network or an ensemble of them as batched tensors (`[members, in, out]`, one `baddbmm` per layer). Its
+gradients are written by hand: one autograd node instead of one per operation, masks in place, and nothing computed for
+weights that are `frozen`. `Adam` is one fused call over all its parameters, `polyak` one foreach call.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise, zip_longest
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from rlx.errors import UserError
+
+LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0
+ACTION_LIMIT = 1.0 - 1e-5  # actions are clipped to this before any atanh
+NORM_EPS = 1e-5
+
+M = TypeVar("M", bound=nn.Module)
+aten = torch.ops.aten
+
+
+class Layer(NamedTuple):
+    """One linear layer, [in, out] or [members, in, out], and the gain and shift of the LayerNorm behind it."""
+
+    weight: Tensor
+    bias: Tensor
+    gain: Tensor | None = None
+    shift: Tensor | None = None
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu_, "tanh": torch.tanh_, "elu": F.elu_}
+
+
+# the gradient of an activation by its output; in place on a gradient that nobody else reads
+GRADIENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "relu": lambda grad, y: aten.threshold_backward.grad_input(grad, y, 0, grad_input=grad),
+    "tanh": lambda grad, y: aten.tanh_backward.grad_input(grad, y, grad_input=grad),
+}
+
+
+def linear(x: Tensor, layer: Layer) -> Tensor:
+    # a product and a sum in place are faster than addmm and baddbmm, which first copy the bias to every row
+    product = torch.mm if layer.weight.dim() == 2 else torch.bmm
+    return product(x, layer.weight).add_(layer.bias)
+
+
+def plain_mlp(x: Tensor, layers: Sequence[Layer], activation: str, dropout: float = 0.0) -> Tensor:
+    """linear -> LayerNorm -> activation -> dropout, and a linear layer at the end; gradients by autograd."""
+    for layer in layers[:-1]:
+        x = linear(x, layer)
+        if layer.gain is not None:
+            x = torch.addcmul(layer.shift, F.layer_norm(x, x.shape[-1:], eps=NORM_EPS), layer.gain)
+        x = ACTIVATIONS[activation](x)
+        if dropout > 0.0:
+            x = F.dropout(x, dropout)
+    return linear(x, layers[-1])
+
+
+class HandWrittenMLP(torch.autograd.Function):
+    """`plain_mlp` as one autograd node whose backward pass is written out below."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, activation: str, depth: int, *parameters: Tensor | None) -> Tensor:
+        layers = unflatten(parameters)
+        inputs, norms = [x], []  # what every layer reads; what LayerNorm leaves for its gradient
+        for layer in layers[:-1]:
+            x = linear(x, layer)
+            if layer.gain is not None:
+                normal, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], None, None, NORM_EPS)
+                norms += [normal, x, mean, rstd]
+                x = torch.addcmul(layer.shift, normal, layer.gain)
+            x = ACTIVATIONS[activation](x)
+            inputs.append(x)
+        ctx.activation, ctx.depth = activation, depth
+        ctx.save_for_backward(*parameters, *inputs, *norms)
+        return linear(x, layers[-1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors
+        parameters, inputs, norms = saved[: 4 * ctx.depth], saved[4 * ctx.depth : 5 * ctx.depth], saved[5 * ctx.depth :]
+        if torch.is_grad_enabled():  # create_graph=True asks for gradients of gradients: autograd knows them
+            return differentiable_backward(ctx, grad, inputs[0], parameters)
+        layers, found = unflatten(parameters), []
+        for i in reversed(range(ctx.depth)):
+            layer = layers[i]
+            wanted = ctx.needs_input_grad[3 + 4 * i : 7 + 4 * i]
+            gain_grad = shift_grad = None
+            if i < ctx.depth - 1:
+                grad = GRADIENTS[ctx.activation](grad, inputs[i + 1])
+                if layer.gain is not None:
+                    normal, x, mean, rstd = norms[4 * i : 4 * i + 4]
+                    gain_grad = (grad * normal).sum(-2).view_as(layer.gain) if wanted[2] else None
+                    shift_grad = grad.sum(-2).view_as(layer.shift) if wanted[3] else None
+                    grad = aten.native_layer_norm_backward(
+                        grad.mul_(layer.gain), x, x.shape[-1:], mean, rstd, None, None, [True, False, False]
+                    )[0]
+            weight_grad = inputs[i].mT @ grad if wanted[0] else None
+            bias_grad = grad.sum(-2).view_as(layer.bias) if wanted[1] else None
+            found = [weight_grad, bias_grad, gain_grad, shift_grad, *found]
+            if i > 0 or ctx.needs_input_grad[0]:
+                grad = grad @ layer.weight.mT
+        return grad if ctx.needs_input_grad[0] else None, None, None, *found
+
+
+def differentiable_backward(
+    ctx: Any, grad: Tensor, x: Tensor, parameters: Sequence[Tensor | None]
+) -> tuple[Tensor | None, ...]:
+    """The same gradients as functions that can be differentiated again."""
+    wanted = [i for i, needed in enumerate(ctx.needs_input_grad) if needed]
+    inputs = [x, None, None, *parameters]
+    y = plain_mlp(x, unflatten(parameters), ctx.activation)
+    grads = torch.autograd.grad(y, [inputs[i] for i in wanted], grad, create_graph=True)
+    found: list[Tensor | None] = [None] * len(inputs)
+    for i, g in zip(wanted, grads, strict=True):
+        found[i] = g
+    return tuple(found)
+
+
+def unflatten(parameters: Sequence[Tensor | None]) -> list[Layer]:
+    return [Layer(*parameters[i : i + 4]) for i in range(0, len(parameters), 4)]
+
+
+class MLP(nn.Module):
+    """A network of `sizes` = [in, hidden..., out], or `ensemble` of them side by side.
+
+    [..., in] -> [..., out]. An ensemble takes one input for all, [B, in], or one for each, [E, B, in] -> [E, B, out].
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        *,
+        ensemble: int | None = None,
+        activation: str = "relu",
+        layer_norm: bool = False,
+        dropout: float = 0.0,
+        init: str = "uniform",
+        final_gain: float | None = None,
+    ):
+        super().__init__()
+        if len(sizes) < 2 or min(sizes) < 1:
+            raise UserError(f"A network needs sizes [in, hidden..., out], all positive; got {list(sizes)}.")
+        if activation not in ACTIVATIONS:
+            raise UserError(f"There is no activation {activation!r}; choose one of {', '.join(ACTIVATIONS)}.")
+        if not 0.0 <= dropout < 1.0:
+            raise UserError(f"dropout is a probability in [0, 1); got {dropout}.")
+        self.activation, self.dropout, self.ensemble = activation, dropout, ensemble
+        lead = () if ensemble is None else (ensemble,)
+        row = () if ensemble is None else (ensemble, 1)
+        pairs = list(pairwise(sizes))
+        self.weights = nn.ParameterList([torch.empty(*lead, i, o) for i, o in pairs])
+        self.biases = nn.ParameterList([torch.empty(*row, o) for _, o in pairs])
+        hidden = sizes[1:-1] if layer_norm else ()
+        self.gains = nn.ParameterList([torch.ones(*row, n) for n in hidden])
+        self.shifts = nn.ParameterList([torch.zeros(*row, n) for n in hidden])
+        initialize(self.weights, self.biases, init, final_gain)
+        self._layers = [Layer(*p) for p in zip_longest(self.weights, self.biases, self.gains, self.shifts)]
+
+    def layers(self, frozen: bool = False, members: Tensor | slice | None = None) -> list[Layer]:
+        """The parameters layer by layer: detached, and of some members only, where asked."""
+        layers = self._layers
+        if frozen:
+            layers = [Layer(*(p if p is None else p.detach() for p in layer)) for layer in layers]
+        if members is not None:
+            layers = [Layer(*(p if p is None else p[members] for p in layer)) for layer in layers]
+        return layers
+
+    def forward(self, x: Tensor, frozen: bool = False, members: Tensor | slice | None = None) -> Tensor:
+        """`frozen` lets gradients through to `x` and computes none for the weights; `members` picks some of an
+        ensemble, by index or slice, and spends no work on the others.
+        """
+        layers = self.layers(frozen, members)
+        weight = layers[0].weight
+        if weight.dim() == 3:
+            return self._run(x if x.dim() == 3 else x.expand(len(weight), *x.shape), layers)
+        if x.dim() == 2:
+            return self._run(x, layers)
+        return self._run(x.reshape(-1, x.shape[-1]), layers).reshape(*x.shape[:-1], -1)
+
+    def _run(self, x: Tensor, layers: list[Layer]) -> Tensor:
+        dropout = self.dropout if self.training else 0.0
+        by_hand = self.activation in GRADIENTS and dropout == 0.0 and not torch.compiler.is_compiling()
+        if by_hand and torch.is_grad_enabled():
+            return HandWrittenMLP.apply(x, self.activation, len(layers), *(p for layer in layers for p in layer))
+        return plain_mlp(x, layers, self.activation, dropout)
+
+
+def initialize(weights: Iterable[Tensor], biases: Iterable[Tensor], init: str, final_gain: float | None) -> None:
+    """ "uniform" is the default of torch.nn.Linear; "orthogonal" has gain sqrt 2 and `final_gain` (1) at the end."""
+    weights, biases = list(weights), list(biases)
+    if init not in ("uniform", "orthogonal"):
+        raise UserError(f"There is no initialisation {init!r}; choose uniform or orthogonal.")
+    if init == "uniform" and final_gain is not None:
+        raise UserError("final_gain belongs to init=orthogonal; drop it or choose that initialisation.")
+    with torch.no_grad():
+        for i, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+            if init == "uniform":
+                bound = 1.0 / math.sqrt(weight.shape[-2])
+                weight.uniform_(-bound, bound)
+                bias.uniform_(-bound, bound)
+                continue
+            last = i == len(weights) - 1
+            gain = (1.0 if final_gain is None else final_gain) if last else math.sqrt(2.0)
+            for member in weight if weight.dim() == 3 else [weight]:
+                nn.init.orthogonal_(member, gain)
+            bias.zero_()
+
+
+class Critic(MLP):
+    """Q(s, a), `n` of them: [n, B]."""
+
+    def __init__(
+        self,
+        obs_dim: int,
+        action_dim: int,
+        hidden: Sequence[int],
+        n: int = 2,
+        layer_norm: bool = False,
+        dropout: float = 0.0,
+    ):
+        super().__init__([obs_dim + action_dim, *hidden, 1], ensemble=n, layer_norm=layer_norm, dropout=dropout)
+
+    def forward(  # type: ignore[override]
+        self, obs: Tensor, action: Tensor, frozen: bool = False, members: Tensor | slice | None = None
+    ) -> Tensor:
+        return super().forward(torch.cat([obs, action], -1), frozen, members).squeeze(-1)
+
+
+class GaussianActor(nn.Module):
+    """The policy of SAC: a Gaussian with a state-dependent std, squashed by tanh into (-1, 1)."""
+
+    def __init__(self, obs_dim: int, action_dim: int, hidden: Sequence[int], layer_norm: bool = False):
+        super().__init__()
+        self.net = MLP([obs_dim, *hidden, 2 * action_dim], layer_norm=layer_norm)
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        mean, log_std = self.net(obs).chunk(2, -1)
+        return mean, log_std.clamp(LOG_STD_MIN, LOG_STD_MAX)
+
+    def sample(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """A reparametrised action and its log-probability [B]."""
+        mean, log_std = self(obs)
+        noise = torch.randn_like(mean)
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            return SquashedSample.apply(mean, log_std, noise)
+        return squashed_sample(mean, log_std, noise)[:2]
+
+    def mode(self, obs: Tensor) -> Tensor:
+        return torch.tanh(self(obs)[0])
+
+    def log_prob(self, obs: Tensor, action: Tensor) -> Tensor:
+        mean, log_std = self(obs)
+        raw = torch.atanh(action.clamp(-ACTION_LIMIT, ACTION_LIMIT))
+        return squashed_log_prob(raw, (raw - mean) * torch.exp(-log_std), log_std)
+
+    @torch.no_grad()
+    def act(self, obs: Tensor, explore: bool) -> Tensor:
+        """A sample to explore, else the mode; without log-probabilities and gradients."""
+        mean, log_std = self(obs)
+        return torch.tanh(torch.normal(mean, log_std.exp()) if explore else mean)
+
+
+def squashed_sample(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The action tanh(mean + std * noise), its log-probability [B], and std * noise."""
+    deviation = log_std.exp() * noise
+    raw = mean + deviation
+    return torch.tanh(raw), squashed_log_prob(raw, noise, log_std), deviation
+
+
+def squashed_log_prob(raw: Tensor, noise: Tensor, log_std: Tensor) -> Tensor:
+    """log-probability [B] of tanh(raw) with raw = mean + std * noise.
+
+    log(1 - tanh(x)^2) = 2 log 2 - 2 log(e^x + e^-x), which does not lose its digits for large |x|.
+    """
+    each = torch.addcmul(log_std, noise, noise, value=0.5) - 2.0 * torch.logaddexp(raw, -raw)
+    return -each.sum(-1) - (0.5 * math.log(2.0 * math.pi) + 2.0 * math.log(2.0)) * raw.shape[-1]
+
+
+class SquashedSample(torch.autograd.Function):
+    """`squashed_sample` as one autograd node: d log_prob / d raw = 2 tanh(raw), d raw / d log_std = deviation."""
+
+    @staticmethod
+    def forward(ctx: Any, mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        action, log_prob, deviation = squashed_sample(mean, log_std, noise)
+        ctx.save_for_backward(action, deviation)
+        return action, log_prob
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, action_grad: Tensor, log_prob_grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        action, deviation = ctx.saved_tensors
+        log_prob_grad = log_prob_grad.unsqueeze(-1)
+        raw_grad = aten.tanh_backward(action_grad, action).addcmul_(action, log_prob_grad, value=2.0)
+        return raw_grad, raw_grad * deviation - log_prob_grad, None
+
+
+class DeterministicActor(nn.Module):
+    """tanh of an MLP: actions in (-1, 1)."""
+
+    def __init__(self, obs_dim: int, action_dim: int, hidden: Sequence[int], layer_norm: bool = False):
+        super().__init__()
+        self.net = MLP([obs_dim, *hidden, action_dim], layer_norm=layer_norm)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        return torch.tanh(self.net(obs))
+
+
+class Adam:
+    """Adam (Kingma & Ba, 2015) on a fixed list of parameters, one fused call per step."""
+
+    def __init__(
+        self,
+        params: Iterable[Tensor],
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        max_grad_norm: float | None = None,
+    ):
+        self.params = list(params)
+        if not self.params:
+            raise ValueError("Adam needs at least one parameter.")
+        if lr <= 0.0:
+            raise UserError(f"A learning rate has to be positive; got {lr}.")
+        self.lr, self.betas, self.eps, self.weight_decay = lr, betas, eps, weight_decay
+        self.scale = 1.0  # a schedule's multiplier of lr
+        self.max_grad_norm = max_grad_norm
+        self.grad_norm: Tensor | None = None  # of the last step, when gradients are clipped
+        self.exp_avg = [torch.zeros_like(p, requires_grad=False) for p in self.params]
+        self.exp_avg_sq = [torch.zeros_like(p, requires_grad=False) for p in self.params]
+        self.steps = torch.zeros((), dtype=torch.float32)
+
+    def minimize(self, loss: Tensor, retain_graph: bool = False) -> None:
+        """One step down the gradient of `loss`, which reaches these parameters and no others."""
+        self.step(torch.autograd.grad(loss, self.params, retain_graph=retain_graph))
+
+    @torch.no_grad()
+    def step(self, grads: Sequence[Tensor]) -> None:
+        grads = [g.contiguous() for g in grads]
+        if self.max_grad_norm is not None:
+            self.grad_norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+            # not in place: one tensor may be the gradient of two parameters
+            grads = torch._foreach_mul(grads, (self.max_grad_norm / (self.grad_norm + 1e-6)).clamp(max=1.0))
+        self.steps += 1
+        torch._fused_adam_(
+            self.params,
+            list(grads),
+            self.exp_avg,
+            self.exp_avg_sq,
+            [],
+            [self.steps] * len(self.params),
+            lr=self.lr * self.scale,
+            beta1=self.betas[0],
+            beta2=self.betas[1],
+            weight_decay=self.weight_decay,
+            eps=self.eps,
+            amsgrad=False,
+            maximize=False,
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The optimizer's state by name; live tensors, not copies."""
+        found = {"step": self.steps}
+        for i, (mean, square) in enumerate(zip(self.exp_avg, self.exp_avg_sq, strict=True)):
+            found |= {f"exp_avg.{i}": mean, f"exp_avg_sq.{i}": square}
+        return found
+
+
+@torch.no_grad()
+def polyak(targets: Iterable[Tensor], online: Iterable[Tensor], tau: float) -> None:
+    """target <- (1 - tau) * target + tau * online."""
+    torch._foreach_lerp_(list(targets), list(online), tau)
+
+
+def target_of(module: M) -> M:
+    """A copy to be moved by `polyak`; its parameters take no gradients."""
+    return copy.deepcopy(module).requires_grad_(False)
+
+
+def compilable(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of a learner that is compiled by torch where the learner's config says `compile: true`."""
+    compiled = functools.cache(lambda: torch.compile(method))
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any) -> Any:
+        return compiled()(self, *args) if self.cfg.compile else method(self, *args)
+
+    return call

@@ -1,0 +1,40 @@
+"""Policy: a trained learner for those who only want actions, in the env's own units."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlx.errors import UserError
+from rlx.learner import Learner
+from rlx.types import Spec
+
+
+class Policy:
+    """What `rlx.load` returns: raw observations in, env actions out."""
+
+    def __init__(self, learner: Learner):
+        self.learner = learner.eval()
+        self.spec: Spec = learner.spec
+
+    def act(self, obs: Any, deterministic: bool = True) -> Any:
+        """The action for one observation, or for a batch of them."""
+        array = np.asarray(obs, self.spec.obs_dtype)
+        single = array.shape == self.spec.obs_shape
+        if not single and array.shape[1:] != self.spec.obs_shape:
+            raise UserError(
+                f"The observation has shape {array.shape}; {self.spec.env_id} expects {self.spec.obs_shape}, "
+                "or a batch of such observations."
+            )
+        batch = torch.from_numpy(array[None] if single else array)
+        action = self.learner.act(batch, explore=not deterministic).cpu().numpy()
+        action = self._to_env_units(action)
+        return action[0] if single else action
+
+    def _to_env_units(self, action: np.ndarray) -> np.ndarray:
+        low, high = np.array(self.spec.action_low, np.float32), np.array(self.spec.action_high, np.float32)
+        if self.spec.discrete or not (np.isfinite(low).all() and np.isfinite(high).all()):
+            return action
+        return np.clip(action, -1.0, 1.0) * (high - low) / 2 + (high + low) / 2

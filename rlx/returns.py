@@ -1,0 +1,51 @@
+"""Returns and targets, as pure functions: one-step TD, generalised advantages, Monte-Carlo."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Column = TypeVar("Column", np.ndarray, Tensor)
+
+
+def td_target(reward: Tensor, discount: Tensor | float, terminated: Tensor, next_value: Tensor) -> Tensor:
+    """r + discount * (1 - terminated) * V(s'); `discount` is gamma**n, and truncation does not appear."""
+    return reward + discount * (1.0 - terminated) * next_value
+
+
+def gae(
+    reward: Tensor,
+    value: Tensor,
+    next_value: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    discount: float,
+    lam: float,
+) -> tuple[Tensor, Tensor]:
+    """Generalised advantage estimates and the returns they imply; everything is [T, N], time first.
+
+    A_t = delta_t + discount * lam * A_{t+1}, cut where an episode ends. `next_value` is the value of the real
+    successor, so a truncated episode bootstraps from its final observation and a terminated one from nothing.
+    """
+    delta = td_target(reward, discount, terminated, next_value) - value
+    decay = discount * lam * (1.0 - torch.maximum(terminated, truncated))
+    advantage = torch.empty_like(delta)
+    running = torch.zeros_like(delta[0])
+    for t in reversed(range(len(delta))):
+        running = torch.addcmul(delta[t], decay[t], running, out=advantage[t])
+    return advantage, advantage + value
+
+
+def discounted_returns(reward: Column, ends: Column, discount: float) -> Column:
+    """Monte-Carlo return of every row [N]; rows are in time order and `ends` marks the last row of each episode."""
+    if isinstance(reward, Tensor):
+        return torch.from_numpy(discounted_returns(reward.numpy(), ends.numpy(), discount))
+    result = np.empty_like(reward)
+    running = 0.0
+    for i, (r, end) in enumerate(zip(reward[::-1].tolist(), ends[::-1].tolist(), strict=True), start=1):
+        running = r if end else r + discount * running
+        result[-i] = running
+    return result

@@ -1,0 +1,42 @@
+"""Every global source of randomness, written down and put back."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def seed_everything(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def rng_state() -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Python and numpy as JSON, torch as tensors."""
+    version, internal, gauss = random.getstate()
+    kind, keys, position, has_gauss, cached = np.random.get_state()
+    json = {
+        "python": [version, list(internal), gauss],
+        "numpy": [kind, np.asarray(keys).tolist(), int(position), int(has_gauss), float(cached)],
+    }
+    tensors = {"torch": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        tensors |= {f"cuda.{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
+    return json, tensors
+
+
+def set_rng_state(json: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    version, internal, gauss = json["python"]
+    random.setstate((version, tuple(internal), gauss))
+    kind, keys, position, has_gauss, cached = json["numpy"]
+    np.random.set_state((kind, np.array(keys, np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(tensors["torch"])
+    if torch.cuda.is_available():
+        for i in range(torch.cuda.device_count()):
+            if f"cuda.{i}" in tensors:
+                torch.cuda.set_rng_state(tensors[f"cuda.{i}"], i)

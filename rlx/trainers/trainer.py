@@ -1,0 +1,429 @@
+"""The trainer: one loop for every regime.
+
+Words, as they are used everywhere:
+
+    env step    one transition of one environment; a vector step of N envs is N env steps
+    update      one call of `learner.update`
+    iteration   collect, then update: the unit of the loop. At its end everything is consistent, and callbacks act
+    phase       a stretch of iterations under the same rules (see Phase); a regime is an ordered dict of phases
+    steps       the clock of the regime: env steps where something is collected, updates where nothing is
+    epoch       `epoch_length` steps
+
+Nothing here computes gradients and nothing here writes files: learners and callbacks do.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlx.callbacks.bus import CallbackBus
+from rlx.checkpoint import Checkpoint, CheckpointStore
+from rlx.data.replay import Mixture, Replay
+from rlx.data.rollout import RolloutBuffer
+from rlx.envs.evaluation import run_episodes
+from rlx.envs.runner import Journal, Runner
+from rlx.errors import UserError
+from rlx.learner import Learner
+from rlx.rewards import RewardTransform
+from rlx.rng import rng_state, set_rng_state
+from rlx.types import Batch, Rollout, Spec
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from rlx.data.dataset import TransitionDataset
+    from rlx.envs.vector import VectorEnv
+
+INTERRUPTS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}  # stop reasons that a resume clears
+BUDGETS = ("max_env_steps", "max_updates", "max_epochs", "max_seconds", "completed")
+
+
+@dataclass
+class Phase:
+    """Repeat {collect env steps, make updates} until the budget is spent."""
+
+    collect: int = 0  # vector steps per iteration; 0: offline, one update per iteration
+    on_policy: bool = False  # learn from each rollout once instead of from a replay
+    updates: int | None = None  # budget in updates; null: until the run's budget ends it
+    env_steps: int | None = None  # budget in env steps; null: until the run's budget ends it
+    updates_per_step: float = 1.0  # updates for each env step once learning has started
+    random_steps: int = 0  # env steps with random actions at the beginning of the phase
+    start_after: int = 0  # env steps before the first update
+    offline_fraction: float = 0.0  # share of every batch drawn from the dataset
+
+
+@dataclass
+class TrainerConfig:
+    """Budgets and intervals, in steps of the regime, and the phases that make a regime."""
+
+    _target_: str = "rlx.trainers.trainer.Trainer"
+    regime: str = ""  # how the regime is called: off_policy, on_policy, offline, offline_to_online
+    max_env_steps: int | None = None  # stop after so many env steps
+    max_updates: int | None = None  # stop after so many updates
+    max_epochs: int | None = None  # stop after so many epochs
+    max_seconds: float | None = None  # stop after so much wall time
+    epoch_length: int = 1000  # steps in an epoch
+    eval_interval: int = 1000  # steps between evaluations; 0: only at the end
+    eval_episodes: int = 10  # episodes of each evaluation
+    checkpoint_interval: int = 5000  # steps between checkpoints; 0: only at the end
+    keep_checkpoints: int = 2  # periodic checkpoints kept, at least 1
+    log_interval: int = 500  # steps between rows of training metrics
+    train_frequency: int = 1  # vector steps between updates
+    gradient_updates_per_step: float = 1.0  # updates per env step (UTD)
+    learning_starts: int = 1000  # env steps with random actions, and no update before
+    warmup_steps: int = 0  # env steps before the first update
+    min_buffer_size: int = 0  # transitions in the replay before the first update
+    rollout_length: int = 2048  # vector steps of an on-policy rollout
+    pretrain_updates: int = 0  # offline updates before going online
+    offline_batch_ratio: float = 0.0  # share of prior data in every batch while online
+    phases: dict[str, Phase] = field(default_factory=dict)
+
+
+@dataclass
+class TrainerState:
+    """Where a run is. Part of every checkpoint."""
+
+    env_steps: int = 0
+    updates: int = 0
+    steps: int = 0  # the clock of the regime
+    epoch: int = 0
+    episodes: int = 0
+    phase: str = ""
+    phase_env_steps: int = 0  # within the phase
+    phase_updates: int = 0
+    collected: int = 0  # vector steps collected in the iteration under way
+    should_stop: bool = False
+    stop_reason: str = ""
+    last_eval: float | None = None  # mean return of the latest evaluation
+    best: float | None = None  # the highest of them
+    wall_time: float = 0.0  # seconds of training, all sessions together
+    exact: bool = True  # False once a resume could not put an env back to where it was
+
+
+class Trainer:
+    """Runs phases: collect -> sample -> update, and tells the bus."""
+
+    def __init__(
+        self,
+        settings: TrainerConfig,
+        cfg: DictConfig,
+        learner: Learner,
+        bus: CallbackBus,
+        reward: RewardTransform,
+        run_dir: Path,
+        envs: VectorEnv | None = None,
+        eval_envs: VectorEnv | None = None,
+        replay: Replay | None = None,
+        prior: Replay | None = None,
+        dataset: TransitionDataset | None = None,
+    ):
+        self.settings = settings
+        self.cfg = cfg
+        self.learner = learner
+        self.spec: Spec = learner.spec
+        self.bus = bus
+        self.reward = reward
+        self.run_dir = run_dir
+        self.dataset = dataset
+        self.replay = replay
+        self.prior = prior
+        self.state = TrainerState()
+        self.resumed = False
+        self.interrupt: str | None = None  # set by a signal: end after the step under way
+        self.checkpoints = CheckpointStore(run_dir / "checkpoints", keep=settings.keep_checkpoints)
+        self._envs, self._eval_envs = envs, eval_envs
+        self._runner: Runner | None = Runner(envs, seed=int(cfg.seed)) if envs is not None else None
+        self._rollout: RolloutBuffer | None = None
+        self._rng = np.random.default_rng(np.random.SeedSequence([int(cfg.seed), 0xAC7]))  # random actions
+        self._device = next(iter(learner.parameters())).device
+        self._clock = time.perf_counter()
+        if any(p.on_policy for p in settings.phases.values()) and envs is not None:
+            self._rollout = RolloutBuffer(settings.rollout_length, envs.num_envs, self.spec)
+
+    # -- the loop --------------------------------------------------------------------------------------------------
+
+    def run(self) -> TrainerState:
+        """Run what is left of the phases; returns the state at the end."""
+        self._clock = time.perf_counter() - self.state.wall_time
+        self.bus.emit("run_start", self)
+        self._check_budgets()
+        names = list(self.settings.phases)
+        if not self.state.phase:
+            self._enter(names[0])
+        for name in names[names.index(self.state.phase) :]:
+            if self.state.should_stop:
+                break
+            if name != self.state.phase:
+                self._enter(name)
+            self._run(self.settings.phases[name])
+        else:
+            self.stop("completed")
+        self._tick()
+        self.bus.emit("run_end", self)
+        return self.state
+
+    def _enter(self, name: str) -> None:
+        self.state.phase, self.state.phase_env_steps, self.state.phase_updates = name, 0, 0
+        self.bus.emit("phase_start", self, name)
+
+    def _run(self, phase: Phase) -> None:
+        source = self._source(phase)
+        state = self.state
+        while not state.should_stop and not self._spent(phase):
+            self._collect(phase, source)
+            if self.interrupt and state.collected < phase.collect:
+                self.stop(self.interrupt)
+                return
+            for batch in self._batches(phase, source):
+                metrics = self.learner.update(batch)
+                state.updates += 1
+                state.phase_updates += 1
+                if phase.collect == 0:
+                    state.steps += 1
+                self.bus.emit("update", self, metrics)
+            state.collected = 0
+            state.epoch = state.steps // self.settings.epoch_length
+            self._tick()
+            self._check_budgets()
+            self.bus.emit("iteration", self)
+            if self.interrupt:
+                self.stop(self.interrupt)
+
+    def _source(self, phase: Phase) -> Replay | Mixture | RolloutBuffer:
+        """Where the batches of a phase come from."""
+        if phase.on_policy:
+            source: Any = self._rollout
+        elif phase.collect == 0:
+            source = self.prior
+        elif phase.offline_fraction > 0 and self.replay is not None and self.prior is not None:
+            source = Mixture(self.replay, self.prior, phase.offline_fraction)
+        else:
+            source = self.replay
+        if source is None:
+            raise UserError(f"Phase {self.state.phase!r} has nothing to learn from; give a dataset, or let it collect.")
+        return source
+
+    def _batches(self, phase: Phase, source: Replay | Mixture | RolloutBuffer) -> Iterator[Batch | Rollout]:
+        """The batches of this iteration: as many as are due."""
+        if isinstance(source, Mixture):
+            source.fraction = self.settings.offline_batch_ratio
+        due = self._due(phase)
+        if due == 0:
+            return iter(())
+        batches = source.sample(self.learner.cfg.batch_size, due)
+        return batches if self._device.type == "cpu" else (self._to_device(b) for b in batches)
+
+    def _due(self, phase: Phase) -> int:
+        """Updates to make now. Computed from counters alone, so a resume makes neither more nor fewer."""
+        state = self.state
+        due = 1
+        if phase.collect > 0 and not phase.on_policy:
+            learning_steps = state.phase_env_steps - max(phase.random_steps, phase.start_after)
+            due = math.floor(phase.updates_per_step * max(0, learning_steps) + 1e-9) - state.phase_updates
+        for limit, made in ((phase.updates, state.phase_updates), (self.settings.max_updates, state.updates)):
+            if limit is not None:
+                due = min(due, limit - made)
+        return max(0, due)
+
+    def _spent(self, phase: Phase) -> bool:
+        if phase.updates is not None and self.state.phase_updates >= phase.updates:
+            return True
+        return phase.collect > 0 and not self._room(phase)
+
+    def _collect(self, phase: Phase, source: Replay | Mixture | RolloutBuffer) -> None:
+        """Act until the iteration has its steps. Stops early at the budget, or at an interrupt."""
+        state = self.state
+        while state.collected < phase.collect and not self.interrupt and self._room(phase):
+            self._step(phase, source.online if isinstance(source, Mixture) else source)
+
+    def _step(self, phase: Phase, buffer: Any) -> None:
+        runner, state = self._runner, self.state
+        assert runner is not None  # a phase that collects has envs
+        obs = runner.obs
+        action = self._random() if state.phase_env_steps < phase.random_steps else self._act(obs)
+        step, finished = runner.step(action)
+        reward = step.reward
+        if not self.reward.identity:
+            reward = self.reward(step.reward, step.terminated, step.truncated, infos=step.infos)
+        buffer.add(obs, action, reward, step.next_obs, step.terminated, step.truncated)
+        state.collected += 1
+        state.env_steps += runner.num_envs
+        state.phase_env_steps += runner.num_envs
+        state.steps += runner.num_envs
+        for episode in finished:
+            state.episodes += 1
+            self.bus.emit("episode", self, episode.ret, episode.length, episode.info)
+
+    def _room(self, phase: Phase) -> bool:
+        """Is there budget for one more vector step?"""
+        state, n = self.state, self._runner.num_envs if self._runner else 1
+        limits = ((phase.env_steps, state.phase_env_steps), (self.settings.max_env_steps, state.env_steps))
+        if any(limit is not None and taken + n > limit for limit, taken in limits):
+            return False
+        epochs = self.settings.max_epochs
+        return epochs is None or state.steps + n <= epochs * self.settings.epoch_length
+
+    def _random(self) -> np.ndarray:
+        n, spec = self._runner.num_envs if self._runner else 1, self.spec
+        if spec.action_kind == "box":
+            return self._rng.uniform(-1.0, 1.0, (n, *spec.action_shape)).astype(np.float32)
+        return self._rng.integers(0, spec.action_sizes, (n, *(spec.action_shape or (1,)))).reshape(n, *spec.action_shape)
+
+    def _act(self, obs: np.ndarray, explore: bool = True) -> np.ndarray:
+        tensor = torch.from_numpy(obs)
+        if self._device.type == "cpu":
+            return self.learner.act(tensor, explore).numpy()
+        return self.learner.act(tensor.to(self._device), explore).cpu().numpy()
+
+    def _to_device(self, batch: Any) -> Any:
+        return type(batch)(*(x if x is None else x.to(self._device) for x in batch))
+
+    # -- budgets ---------------------------------------------------------------------------------------------------
+
+    def _check_budgets(self) -> None:
+        """Stop before the first step that would go beyond a budget."""
+        state, settings = self.state, self.settings
+        phase = settings.phases.get(state.phase)
+        n = self._runner.num_envs if self._runner and phase and phase.collect else 1
+        if settings.max_updates is not None and state.updates >= settings.max_updates:
+            self.stop("max_updates")
+        if settings.max_env_steps is not None and state.env_steps + n > settings.max_env_steps:
+            self.stop("max_env_steps")
+        if settings.max_epochs is not None and state.steps + n > settings.max_epochs * settings.epoch_length:
+            self.stop("max_epochs")
+        if settings.max_seconds is not None and state.wall_time >= settings.max_seconds:
+            self.stop("max_seconds")
+
+    def _tick(self) -> None:
+        self.state.wall_time = time.perf_counter() - self._clock
+
+    @property
+    def total_steps(self) -> int | None:
+        """The budget on the clock of the regime; None if only wall time or a rule ends the run."""
+        settings, total = self.settings, 0
+        for phase in settings.phases.values():
+            if phase.collect == 0:
+                limits = [x for x in (phase.updates, settings.max_updates) if x is not None]
+            else:
+                limits = [x for x in (phase.env_steps, settings.max_env_steps) if x is not None]
+            if not limits:
+                total = 0
+                break
+            total += min(limits)
+        epochs = settings.max_epochs * settings.epoch_length if settings.max_epochs is not None else 0
+        return min((x for x in (total, epochs) if x), default=None)
+
+    # -- what callbacks may ask for --------------------------------------------------------------------------------
+
+    def stop(self, reason: str) -> None:
+        """End the run after this iteration; the first reason stays."""
+        if not self.state.should_stop:
+            self.state.should_stop, self.state.stop_reason = True, reason
+
+    def log(self, kind: str, metrics: dict[str, float]) -> None:
+        state = self.state
+        row = {"kind": kind, "env_steps": state.env_steps, "updates": state.updates, "epoch": state.epoch}
+        self.bus.emit("log", self, {**row, "wall_time": round(state.wall_time, 3), **metrics})
+
+    def evaluate(self, episodes: int) -> dict[str, float]:
+        """Raw returns of the deterministic policy on envs and seeds of their own; training randomness is untouched."""
+        if self._eval_envs is None:
+            raise UserError("There is no environment to evaluate in; give env=... or drop callbacks.evaluate.")
+        seed = int(np.random.SeedSequence([int(self.cfg.seed), 0xE7A1]).generate_state(1)[0])
+        metrics = evaluate_learner(self.learner, self._eval_envs, episodes, seed).metrics()
+        self.state.last_eval = metrics["eval/return_mean"]
+        return metrics
+
+    def close(self) -> None:
+        for envs in (self._envs, self._eval_envs):
+            if envs is not None:
+                envs.close()
+
+    # -- checkpoints -----------------------------------------------------------------------------------------------
+
+    def save(self, name: str) -> Path:
+        """Write a checkpoint: "step" holds everything a resume needs, "best" only the policy."""
+        self._tick()
+        if name == "best":
+            path = self.checkpoints.save_best(self._policy_checkpoint(), self.state.steps)
+        else:
+            path = self.checkpoints.save_step(self._full_checkpoint(), self.state.steps, self.replay)
+        self.bus.emit("checkpoint", self, path)
+        return path
+
+    def _policy_checkpoint(self) -> Checkpoint:
+        state = {"trainer": asdict(self.state), "learner": self.learner.counters(), "policy_only": True}
+        return Checkpoint.of(self.cfg, self.spec, state, {"learner": self.learner.tensors()})
+
+    def _full_checkpoint(self) -> Checkpoint:
+        tensors: dict[str, dict[str, Tensor]] = {"learner": self.learner.tensors()}
+        rng_json, rng_tensors = rng_state()
+        tensors["rng"] = rng_tensors
+        state: dict[str, Any] = {
+            "trainer": asdict(self.state),
+            "learner": self.learner.counters(),
+            "callbacks": self.bus.state(),
+            "rng": {**rng_json, "actions": self._rng.bit_generator.state},
+            "reward": self.reward.state(),
+            "replay": self.replay.state() if self.replay is not None else None,
+            "prior": self.prior.state() if self.prior is not None else None,
+            "threads": torch.get_num_threads(),
+        }
+        if self._runner is not None:
+            journal = self._runner.journal()
+            state["journal"] = {"episodes": journal.episodes, "hashes": journal.hashes}
+            tensors["journal"] = {str(i): torch.from_numpy(a) for i, a in enumerate(journal.actions)}
+        if self._rollout is not None:
+            tensors["rollout"] = self._rollout.tensors()
+        return Checkpoint.of(self.cfg, self.spec, state, tensors)
+
+    def restore(self, saved: Checkpoint) -> None:
+        """Continue from a full checkpoint. Random states come last, so that nothing here disturbs them."""
+        state = saved.state
+        self.resumed = True
+        self.state = TrainerState(**state["trainer"])
+        self.learner.load_tensors(saved.tensors["learner"])
+        self.learner.load_counters(state["learner"])
+        self.reward.load_state(state["reward"])
+        if self.replay is not None:
+            self.checkpoints.load_replay(saved, self.replay)
+            self.replay.load_state(state["replay"])
+        if self.prior is not None:
+            self.prior.load_state(state["prior"])
+        if self._rollout is not None:
+            self._rollout.load_tensors(saved.tensors["rollout"])
+        if self._runner is not None:
+            actions = [saved.tensors["journal"][str(i)].numpy() for i in range(self._runner.num_envs)]
+            journal = Journal(state["journal"]["episodes"], state["journal"]["hashes"], actions)
+            self.state.exact = self._runner.restore(journal) and self.state.exact
+        self.bus.load_state(state["callbacks"])
+        self._rng.bit_generator.state = state["rng"]["actions"]
+        set_rng_state(state["rng"], saved.tensors["rng"])
+        if self.state.stop_reason in (*BUDGETS, *INTERRUPTS.values()):
+            self.state.should_stop, self.state.stop_reason = False, ""
+
+
+def evaluate_learner(learner: Learner, envs: VectorEnv, episodes: int, seed: int) -> Any:
+    """Episodes of the deterministic policy; the global random state is as before afterwards."""
+    device = next(iter(learner.parameters())).device
+
+    def act(obs: np.ndarray) -> np.ndarray:
+        return learner.act(torch.from_numpy(obs).to(device), explore=False).cpu().numpy()
+
+    training = learner.training
+    learner.eval()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        found = run_episodes(act, envs, episodes, seed)
+    learner.train(training)
+    return found

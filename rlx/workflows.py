@@ -1,0 +1,332 @@
+"""The verbs as plain functions: train, resume, evaluate, predict, load.
+
+The command line is a thin shell around these.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from rlx.callbacks.bus import Callback, CallbackBus
+from rlx.checkpoint import CheckpointStore, DamagedCheckpoint, find_checkpoint, read_folder, write_atomically
+from rlx.config import (
+    check_regime,
+    check_spec,
+    compose_config,
+    instantiate,
+    load_config,
+    trusted,
+    validate,
+)
+from rlx.data.replay import Replay, replay_of
+from rlx.envs import make_env, make_vector_env, spec_of
+from rlx.envs.factory import EnvConfig
+from rlx.errors import UserError
+from rlx.learner import Learner
+from rlx.policy import Policy
+from rlx.rng import seed_everything
+from rlx.trainers.trainer import INTERRUPTS, Trainer, evaluate_learner
+from rlx.types import Spec
+
+log = logging.getLogger("rlx")
+
+
+@dataclass
+class Result:
+    """What a run came to."""
+
+    summary: dict[str, Any]
+    run_dir: Path
+    learner: Learner
+
+    @property
+    def policy(self) -> Policy:
+        return Policy(self.learner)
+
+
+# -- train and resume ------------------------------------------------------------------------------------------------
+
+
+def train(*overrides: str, run_dir: str | Path | None = None, **values: Any) -> Result:
+    """Train from Hydra overrides: `rlx.train("algo=sac", "env=pendulum", seed=1)`."""
+    given = [*overrides, *(f"{key}={'null' if value is None else value}" for key, value in values.items())]
+    return run(compose_config(given), given, run_dir)
+
+
+def run(cfg: DictConfig, overrides: list[str], run_dir: str | Path | None = None) -> Result:
+    """Train a composed config from the beginning."""
+    check(cfg)
+    folder = Path(run_dir or cfg.run_dir or default_run_dir(cfg))
+    if (folder / "config.yaml").exists():
+        raise UserError(
+            f"{folder} already holds a run; resume it (`python -m rlx resume {folder}`) or choose another run_dir."
+        )
+    threads = set_threads(cfg)
+    seed_everything(int(cfg.seed))
+    trainer = build(cfg, folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "overrides.yaml", OmegaConf.to_yaml(OmegaConf.create(list(overrides))).encode())
+    write_atomically(folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=False).encode())
+    log.info("Run folder: %s (%d threads)", folder, threads)
+    return _finish(trainer)
+
+
+def resume(run_dir: str | Path, *overrides: str, trust: tuple[str, ...] = ()) -> Result:
+    """Continue a run from its last whole checkpoint; values such as a longer budget can be overridden."""
+    folder = Path(run_dir)
+    if not (folder / "config.yaml").is_file():
+        raise UserError(f"{folder} is not a run folder (it has no config.yaml); give a folder that a run has written.")
+    store = CheckpointStore(folder / "checkpoints")
+    try:
+        saved = store.latest()
+    except UserError:
+        log.warning("%s was ended before its first checkpoint; it starts from the beginning.", folder)
+        saved = None
+    cfg = load_config((folder / "config.yaml").read_text(), overrides, trust)
+    check(cfg)
+    refuse_foreign_env(cfg, trust)
+    threads = set_threads(cfg, saved.state["threads"] if saved else None)
+    seed_everything(int(cfg.seed))
+    if saved is None:
+        for name in ("metrics.jsonl", "summary.json"):
+            (folder / name).unlink(missing_ok=True)
+    trainer = build(cfg, folder)
+    if saved is not None:
+        trainer.checkpoints.latest()
+        trainer.checkpoints.forget_after(saved)
+        trainer.restore(saved)
+        if not trainer.state.exact:
+            log.warning("The environment did not replay to where it was: the run goes on, but only approximately.")
+    write_atomically(folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=False).encode())
+    log.info("Resuming %s at %d env steps, %d updates (%d threads)",
+             folder, trainer.state.env_steps, trainer.state.updates, threads)  # fmt: skip
+    return _finish(trainer)
+
+
+def check(cfg: DictConfig) -> None:
+    """Refuse what cannot work before any work is done."""
+    validate(cfg)
+    check_regime(cfg)
+
+
+def build(cfg: DictConfig, folder: Path) -> Trainer:
+    """Everything that a run is made of, from its config."""
+    env_cfg: EnvConfig = OmegaConf.to_object(cfg.env)  # type: ignore[assignment]
+    spec = env_spec(env_cfg)
+    check_spec(cfg, spec)
+    device = choose_device(cfg.device)
+    settings = OmegaConf.to_object(cfg.trainer)
+    collects = any(phase.collect > 0 for phase in settings.phases.values())  # type: ignore[union-attr]
+    from_replay = any(phase.collect > 0 and not phase.on_policy for phase in settings.phases.values())  # type: ignore[union-attr]
+    reward = instantiate(cfg.reward, trust=cfg.trust)
+    learner: Learner = instantiate(cfg.algo, spec, trust=cfg.trust)
+    dataset = prior = None
+    if cfg.dataset is not None:
+        dataset = instantiate(cfg.dataset, spec, int(cfg.seed), trust=cfg.trust)
+        reward.fit(dataset)
+        dataset = dataset.with_reward_transform(reward)
+        prior = replay_of(dataset, spec, cfg.algo.discount, cfg.replay.n_step, int(cfg.seed))
+        if learner.cfg.normalize_obs:
+            learner.fit_normalizer(torch.from_numpy(np.ascontiguousarray(dataset.obs)))
+    envs = make_vector_env(env_cfg) if collects else None
+    replay = None
+    if from_replay and envs is not None:
+        replay = make_replay(cfg, spec, envs.num_envs)
+    trainer: Trainer = instantiate(
+        cfg.trainer,
+        cfg,
+        learner.to(device),
+        make_bus(cfg),
+        reward,
+        folder,
+        envs=envs,
+        eval_envs=make_vector_env(env_cfg, min(cfg.trainer.eval_episodes, 10)),
+        replay=replay,
+        prior=prior,
+        dataset=dataset,
+        trust=cfg.trust,
+    )
+    return trainer
+
+
+def make_replay(cfg: DictConfig, spec: Spec, num_envs: int) -> Replay:
+    """The replay of an online run; its size is said before anything is written into it."""
+    budget = cfg.trainer.max_env_steps
+    node = cfg.replay
+    if budget is not None and budget < node.capacity:
+        node = OmegaConf.merge(node, {"capacity": max(int(budget), num_envs)})  # never needs more
+    replay: Replay = instantiate(node, spec, num_envs, cfg.algo.discount, int(cfg.seed), trust=cfg.trust)
+    log.info("Replay: %s transitions, %.1f MiB", f"{replay.capacity:,}", replay.nbytes / 2**20)
+    return replay
+
+
+def make_bus(cfg: DictConfig) -> CallbackBus:
+    """Callbacks, loggers and the schedule on one bus."""
+    found: dict[str, Callback] = {"schedule": instantiate(cfg.schedule, trust=cfg.trust)}
+    for group in (cfg.callbacks, cfg.logger):
+        for name, node in (group or {}).items():
+            found[str(name)] = instantiate(node, trust=cfg.trust)
+    return CallbackBus(found)
+
+
+def _finish(trainer: Trainer) -> Result:
+    try:
+        with interruptible(trainer):
+            trainer.run()
+    finally:
+        trainer.close()
+    summary = summarise(trainer)
+    write_atomically(trainer.run_dir / "summary.json", json.dumps(summary, indent=2).encode())
+    return Result(summary, trainer.run_dir, trainer.learner)
+
+
+@contextmanager
+def interruptible(trainer: Trainer) -> Iterator[None]:
+    """SIGINT and SIGTERM end the run after the step under way, with a checkpoint. Signals reach the main thread only."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, frame: Any) -> None:
+        trainer.interrupt = INTERRUPTS[signal.Signals(number)]
+
+    before = {number: signal.signal(number, handle) for number in INTERRUPTS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def summarise(trainer: Trainer) -> dict[str, Any]:
+    """The contract of summary.json."""
+    state, cfg = trainer.state, trainer.cfg
+    return {
+        "algo": cfg.algo.name,
+        "env": cfg.env.id,
+        "seed": int(cfg.seed),
+        "env_steps": state.env_steps,
+        "updates": state.updates,
+        "epoch": state.epoch,
+        "stop_reason": state.stop_reason,
+        "eval_return_mean": state.last_eval,
+        "best_eval_return_mean": state.best,
+        "wall_time_s": round(state.wall_time, 3),
+        "resumed": trainer.resumed,
+        "exact": state.exact,
+        "threads": torch.get_num_threads(),
+        "versions": versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "cpu": torch.backends.cpu.get_cpu_capability()}
+    for package in ("rlx", "torch", "gymnasium", "numpy", "hydra-core", "minari"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def default_run_dir(cfg: DictConfig) -> Path:
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")
+    env = str(cfg.env.id).replace("/", "-").replace(":", "-")
+    return Path("multirun_outputs") / "runs" / f"{cfg.algo.name}__{env}__seed{cfg.seed}__{stamp}"
+
+
+def set_threads(cfg: DictConfig, saved: int | None = None) -> int:
+    """Choose and set torch's threads: as asked, as the checkpoint had it, else by the size of the networks."""
+    widest = max(cfg.algo.hidden, default=1)
+    chosen = cfg.threads or saved or (1 if widest < 256 else min(4, os.cpu_count() or 1))
+    if saved and chosen != saved:
+        log.warning("The run had %d threads and now has %d: results may differ in the last bits.", saved, chosen)
+    torch.set_num_threads(chosen)
+    return int(chosen)
+
+
+def choose_device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"device={name} is not available here ({str(error).splitlines()[0]}); use device=cpu.") from error
+    return device
+
+
+def env_spec(cfg: EnvConfig) -> Spec:
+    env = make_env(cfg)
+    spec = spec_of(env, cfg.id)
+    env.close()
+    return spec
+
+
+def refuse_foreign_env(cfg: DictConfig, trust: tuple[str, ...]) -> None:
+    """An env id with a module in it would import that module: a saved config may not ask for this by itself."""
+    module, colon, _ = str(cfg.env.id).partition(":")
+    if colon and not trusted(module, trust):
+        raise UserError(f"The saved config wants to import {module} for its env; add trust=[{module}] to allow it.")
+
+
+# -- using what was trained ------------------------------------------------------------------------------------------
+
+
+def _restore_learner(path: str | Path, trust: tuple[str, ...]) -> tuple[Learner, DictConfig]:
+    folder = find_checkpoint(Path(path))
+    try:
+        saved = read_folder(folder)
+    except DamagedCheckpoint as error:
+        raise UserError(f"{folder} is damaged ({error}); use another checkpoint of the run.") from error
+    cfg = load_config(saved.config, (), trust)
+    learner: Learner = instantiate(cfg.algo, saved.spec, trust=trust)
+    learner.load_tensors(saved.tensors["learner"])
+    learner.load_counters(saved.state["learner"])
+    return learner.eval(), cfg
+
+
+def load(path: str | Path, trust: tuple[str, ...] = ()) -> Policy:
+    """The policy in a run folder (its best) or a checkpoint folder."""
+    return Policy(_restore_learner(path, trust)[0])
+
+
+def evaluate(path: str | Path, episodes: int = 10, seed: int = 0, trust: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Raw returns of the deterministic policy in fresh environments."""
+    if episodes < 1:
+        raise UserError(f"episodes={episodes} is not possible; give at least 1.")
+    learner, cfg = _restore_learner(path, trust)
+    refuse_foreign_env(cfg, trust)
+    envs = make_vector_env(OmegaConf.to_object(cfg.env), min(episodes, 10))  # type: ignore[arg-type]
+    try:
+        found = evaluate_learner(learner, envs, episodes, seed)
+    finally:
+        envs.close()
+    return {
+        "algo": cfg.algo.name,
+        "env": cfg.env.id,
+        "checkpoint": str(find_checkpoint(Path(path))),
+        "episodes": episodes,
+        "seed": seed,
+        **found.metrics(),
+        "returns": found.returns.tolist(),
+    }
+
+
+def predict(path: str | Path, obs: Any, trust: tuple[str, ...] = ()) -> Any:
+    """The deterministic action for one observation (or a batch), as plain numbers."""
+    return np.asarray(load(path, trust).act(obs)).tolist()

@@ -1,0 +1,31 @@
+"""Every test runs on one thread, away from the user's own datasets and run folders."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("WANDB_MODE", "offline")
+
+SHARED_DATA = Path(__file__).parent.parent.parent / "shared" / "data"
+
+
+@pytest.fixture(autouse=True)
+def _at_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Generated datasets go to one folder per session, runs to a folder of the test."""
+    root = tmp_path_factory.getbasetemp() / "minari"
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(root))
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def shared_data() -> Path:
+    """Real datasets recorded by others; tests on them are skipped where they are absent."""
+    if not SHARED_DATA.is_dir():
+        pytest.skip("the real datasets of ../shared/data are not here")
+    return SHARED_DATA
