@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,11 @@ FORMATS = {"npz": "data.npz", "hdf5": "data.hdf5", "minari": "bench/data-v0"}
 def write_all(folder: Path, n: int) -> None:
     """The same transitions in all formats."""
     import h5py
+    import minari
+    from gymnasium.spaces import Box
+    from minari.data_collector import EpisodeBuffer
 
-    from rlx.data.minari import Episode, write_minari
+    from rlx.data.minari import storage_at
 
     rng = np.random.default_rng(0)
     episodes = -(-n // EPISODE)
@@ -49,16 +53,20 @@ def write_all(folder: Path, n: int) -> None:
         for key, array in arrays.items():
             file.create_dataset(key, data=array)
     cuts = [(start, min(start + EPISODE, n)) for start in range(0, n, EPISODE)]
-    recorded = [
-        Episode(
-            np.concatenate([arrays["observations"][a:b], arrays["next_observations"][b - 1 : b]]),
-            *(arrays[key][a:b] for key in ("actions", "rewards", "terminals", "timeouts")),
+    buffers = [
+        EpisodeBuffer(
+            observations=np.concatenate([arrays["observations"][a:b], arrays["next_observations"][b - 1 : b]]),
+            actions=arrays["actions"][a:b],
+            rewards=arrays["rewards"][a:b],
+            terminations=arrays["terminals"][a:b],
+            truncations=arrays["timeouts"][a:b],
         )
         for a, b in cuts
     ]
-    write_minari(
-        FORMATS["minari"], recorded, "HalfCheetah-v5", folder, algorithm="noise", description="for measuring only"
-    )
+    spaces = {"observation_space": Box(-np.inf, np.inf, (OBS,)), "action_space": Box(-1, 1, (ACTION,))}
+    with storage_at(folder), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about an author and a description that nobody needs here
+        minari.create_dataset_from_buffers(FORMATS["minari"], buffers, **spaces)
 
 
 def read_bare(kind: str, path: Path) -> Any:

@@ -108,9 +108,7 @@ def hydra_main(arguments: list[str]) -> int:
     from rlx.paths import conf_dir
 
     register()
-    multirun = any(a in ("-m", "--multirun") for a in arguments)
-    if multirun:
-        check_sweep([a for a in arguments if not a.startswith("-")])
+    check_sweep([a for a in arguments if "=" in a and not a.startswith("-")])
     codes: list[int] = []
 
     def task(cfg: DictConfig) -> float | None:
@@ -151,7 +149,8 @@ def check_sweep(overrides: list[str]) -> None:
     jobs = list(itertools.product(*options))
     for job in jobs:
         check(compose_config([str(o) for o in job]))
-    log.info("Sweep: %d jobs", len(jobs))
+    if len(jobs) > 1:
+        log.info("Sweep: %d jobs", len(jobs))
 
 
 def report(result: Result) -> int:

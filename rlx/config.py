@@ -92,13 +92,24 @@ def schemas() -> dict[str, type]:
     return found
 
 
+def _open_dicts(cls: type) -> Any:
+    """The schema as a node whose free-form dicts take keys without a `+`."""
+    node = OmegaConf.structured(cls)
+    for f in fields(cls):
+        if str(f.type).startswith("dict[str"):
+            OmegaConf.set_struct(node[f.name], False)
+    return node
+
+
 @functools.cache
 def register() -> None:
     """Put the root and every schema into Hydra's ConfigStore."""
+    OmegaConf.register_new_resolver("round", lambda x: max(1, round(x)), replace=True)
     store = ConfigStore.instance()
     store.store(name="root_schema", node=Config)
     for name, cls in schemas().items():
-        store.store(group=f"schema/{name.partition('/')[0]}", name=name.partition("/")[2], node=cls)
+        group, _, choice = name.partition("/")
+        store.store(group=f"schema/{group}", name=choice, node=_open_dicts(cls))
 
 
 def compose_config(overrides: Sequence[str]) -> DictConfig:
@@ -158,7 +169,7 @@ def typed(values: dict[str, Any], trust: Sequence[str] = ()) -> DictConfig:
         if target is None:
             return node
         if target in by_target:
-            return OmegaConf.merge(OmegaConf.structured(by_target[target]), node)
+            return OmegaConf.merge(_open_dicts(by_target[target]), node)
         if not any(str(target).startswith(f"{t}.") for t in trust):
             raise UserError(f"The saved config asks for {target}, which is no part of rlx; add trust=[MODULE] to allow it.")
         return node
@@ -170,6 +181,7 @@ def typed(values: dict[str, Any], trust: Sequence[str] = ()) -> DictConfig:
 
 def load_config(text: str, overrides: Sequence[str] = (), trust: Sequence[str] = ()) -> DictConfig:
     """A config as it was saved, with values overridden; whom the file trusts does not count."""
+    register()
     try:
         values = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
         assert isinstance(values, dict)
@@ -278,5 +290,7 @@ def validate(cfg: DictConfig) -> None:
         raise UserError(f"algo.batch_size={cfg.algo.batch_size} is not possible; give at least 1.")
     if not 0 <= cfg.algo.discount <= 1:
         raise UserError(f"algo.discount={cfg.algo.discount} is no discount factor; give 0 to 1.")
+    if cfg.threads is not None and cfg.threads < 1:
+        raise UserError(f"threads={cfg.threads} is not possible; give at least 1, or null to let rlx choose.")
     if cfg.seed < 0:
         raise UserError(f"seed={cfg.seed} is not possible; give 0 or more.")

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,7 @@ class Distribution(Protocol):
     def mode(self) -> Tensor: ...
     def log_prob(self, action: Tensor) -> Tensor: ...  # [B]
     def entropy(self) -> Tensor: ...  # [B]
-    def kl(self, other: Distribution) -> Tensor: ...  # KL(self | other), [B]
+    def kl(self, other: Any) -> Tensor: ...  # KL(self | other) with another of its kind, [B]
 
     def gradient(self, action: Tensor, weight: Tensor, entropy_weight: float) -> list[Tensor]:
         """Of sum_b weight_b log_prob_b + entropy_weight entropy_b, by the network's output and by log_std if any."""
@@ -144,27 +144,27 @@ class Perceptron(MLP):
         if activation not in self.GRADIENTS:
             raise UserError(f"activation={activation} is not possible here; choose {' or '.join(self.GRADIENTS)}.")
         super().__init__(sizes, activation=activation, init="orthogonal", final_gain=final_gain)
-        self._layers = tuple(zip(self.weights, self.biases, strict=True))
+        self._pairs = tuple(zip(self.weights, self.biases, strict=True))
         self._activate = {"tanh": torch.tanh_, "relu": torch.relu_}[activation]
         self._slope = self.GRADIENTS[activation]
 
     def trace(self, x: Tensor) -> list[Tensor]:
         """What each layer reads and, last, the output; for use without gradients."""
         found = [x]
-        for weight, bias in self._layers[:-1]:
+        for weight, bias in self._pairs[:-1]:
             found.append(self._activate(torch.addmm(bias, found[-1], weight)))
-        weight, bias = self._layers[-1]
+        weight, bias = self._pairs[-1]
         found.append(torch.addmm(bias, found[-1], weight))
         return found
 
     def backward(self, trace: list[Tensor], grad: Tensor, out: Sequence[Tensor]) -> None:
         """Write the gradients of all weights, then of all biases, into `out`; `grad` is that of the output."""
-        depth = len(self._layers)
+        depth = len(self._pairs)
         for i in reversed(range(depth)):
             torch.mm(trace[i].t(), grad, out=out[i])
             torch.sum(grad, 0, out=out[depth + i])
             if i > 0:
-                grad = self._slope(grad.mm(self._layers[i][0].t()), trace[i])
+                grad = self._slope(grad.mm(self._pairs[i][0].t()), trace[i])
 
 
 class Policy(nn.Module):
@@ -187,6 +187,12 @@ class Policy(nn.Module):
 
     def forward(self, obs: Tensor) -> Distribution:
         return self.distribution(self.net(obs))
+
+    @torch.no_grad()
+    def snapshot(self, obs: Tensor) -> Distribution:
+        """The distribution as it is now: no gradient reaches it and no later step moves it."""
+        actions: Distribution = self(obs)
+        return DiagGaussian(actions.mean, actions.log_std.clone()) if isinstance(actions, DiagGaussian) else actions
 
     def trainable(self) -> list[Tensor]:
         """The parameters, in the order of `backward`."""

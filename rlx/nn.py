@@ -30,12 +30,18 @@ aten = torch.ops.aten
 
 
 class Layer(NamedTuple):
-    """One linear layer, [in, out] or [members, in, out], and the gain and shift of the LayerNorm behind it."""
+    """One linear layer, [in, out] or [members, in, out], and the gain and shift of a LayerNorm behind it, or None."""
 
     weight: Tensor
     bias: Tensor
-    gain: Tensor | None = None
-    shift: Tensor | None = None
+    gain: Any
+    shift: Any
+
+    def each(self, function: Callable[[Tensor], Tensor]) -> Layer:
+        weight, bias = function(self.weight), function(self.bias)
+        if self.gain is None:
+            return Layer(weight, bias, None, None)
+        return Layer(weight, bias, function(self.gain), function(self.shift))
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu_, "tanh": torch.tanh_, "elu": F.elu_}
@@ -48,9 +54,13 @@ GRADIENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
+def product(x: Tensor, y: Tensor) -> Tensor:
+    """x @ y for two matrices or two stacks of them, without what matmul spends to find out which."""
+    return torch.mm(x, y) if y.dim() == 2 else torch.bmm(x, y)
+
+
 def linear(x: Tensor, layer: Layer) -> Tensor:
-    # a product and a sum in place are faster than addmm and baddbmm, which first copy the bias to every row
-    product = torch.mm if layer.weight.dim() == 2 else torch.bmm
+    # addmm and baddbmm are slower: they first copy the bias to every row
     return product(x, layer.weight).add_(layer.bias)
 
 
@@ -91,7 +101,9 @@ class HandWrittenMLP(torch.autograd.Function):
         parameters, inputs, norms = saved[: 4 * ctx.depth], saved[4 * ctx.depth : 5 * ctx.depth], saved[5 * ctx.depth :]
         if torch.is_grad_enabled():  # create_graph=True asks for gradients of gradients: autograd knows them
             return differentiable_backward(ctx, grad, inputs[0], parameters)
-        layers, found = unflatten(parameters), []
+        layers = unflatten(parameters)
+        found: list[Tensor | None] = []
+        over_rows = {"dim": -2, "keepdim": grad.dim() == 3}
         for i in reversed(range(ctx.depth)):
             layer = layers[i]
             wanted = ctx.needs_input_grad[3 + 4 * i : 7 + 4 * i]
@@ -100,16 +112,16 @@ class HandWrittenMLP(torch.autograd.Function):
                 grad = GRADIENTS[ctx.activation](grad, inputs[i + 1])
                 if layer.gain is not None:
                     normal, x, mean, rstd = norms[4 * i : 4 * i + 4]
-                    gain_grad = (grad * normal).sum(-2).view_as(layer.gain) if wanted[2] else None
-                    shift_grad = grad.sum(-2).view_as(layer.shift) if wanted[3] else None
+                    gain_grad = (grad * normal).sum(**over_rows) if wanted[2] else None
+                    shift_grad = grad.sum(**over_rows) if wanted[3] else None
                     grad = aten.native_layer_norm_backward(
                         grad.mul_(layer.gain), x, x.shape[-1:], mean, rstd, None, None, [True, False, False]
                     )[0]
-            weight_grad = inputs[i].mT @ grad if wanted[0] else None
-            bias_grad = grad.sum(-2).view_as(layer.bias) if wanted[1] else None
+            weight_grad = product(inputs[i].mT, grad) if wanted[0] else None
+            bias_grad = grad.sum(**over_rows) if wanted[1] else None
             found = [weight_grad, bias_grad, gain_grad, shift_grad, *found]
             if i > 0 or ctx.needs_input_grad[0]:
-                grad = grad @ layer.weight.mT
+                grad = product(grad, layer.weight.mT)
         return grad if ctx.needs_input_grad[0] else None, None, None, *found
 
 
@@ -118,7 +130,7 @@ def differentiable_backward(
 ) -> tuple[Tensor | None, ...]:
     """The same gradients as functions that can be differentiated again."""
     wanted = [i for i, needed in enumerate(ctx.needs_input_grad) if needed]
-    inputs = [x, None, None, *parameters]
+    inputs: list[Any] = [x, None, None, *parameters]
     y = plain_mlp(x, unflatten(parameters), ctx.activation)
     grads = torch.autograd.grad(y, [inputs[i] for i in wanted], grad, create_graph=True)
     found: list[Tensor | None] = [None] * len(inputs)
@@ -127,7 +139,7 @@ def differentiable_backward(
     return tuple(found)
 
 
-def unflatten(parameters: Sequence[Tensor | None]) -> list[Layer]:
+def unflatten(parameters: Sequence[Any]) -> list[Layer]:
     return [Layer(*parameters[i : i + 4]) for i in range(0, len(parameters), 4)]
 
 
@@ -171,9 +183,9 @@ class MLP(nn.Module):
         """The parameters layer by layer: detached, and of some members only, where asked."""
         layers = self._layers
         if frozen:
-            layers = [Layer(*(p if p is None else p.detach() for p in layer)) for layer in layers]
+            layers = [layer.each(lambda p: p.detach()) for layer in layers]
         if members is not None:
-            layers = [Layer(*(p if p is None else p[members] for p in layer)) for layer in layers]
+            layers = [layer.each(lambda p: p[members]) for layer in layers]
         return layers
 
     def forward(self, x: Tensor, frozen: bool = False, members: Tensor | slice | None = None) -> Tensor:
@@ -245,16 +257,16 @@ class GaussianActor(nn.Module):
         self.net = MLP([obs_dim, *hidden, 2 * action_dim], layer_norm=layer_norm)
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        mean, log_std = self.net(obs).chunk(2, -1)
-        return mean, log_std.clamp(LOG_STD_MIN, LOG_STD_MAX)
+        """Mean and log_std before the squashing."""
+        return gaussian(self.net(obs))
 
     def sample(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """A reparametrised action and its log-probability [B]."""
-        mean, log_std = self(obs)
-        noise = torch.randn_like(mean)
+        head = self.net(obs)
+        noise = torch.randn_like(head[..., head.shape[-1] // 2 :])
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            return SquashedSample.apply(mean, log_std, noise)
-        return squashed_sample(mean, log_std, noise)[:2]
+            return SquashedSample.apply(head, noise)
+        return squashed_sample(*gaussian(head), noise)[:2]
 
     def mode(self, obs: Tensor) -> Tensor:
         return torch.tanh(self(obs)[0])
@@ -269,6 +281,12 @@ class GaussianActor(nn.Module):
         """A sample to explore, else the mode; without log-probabilities and gradients."""
         mean, log_std = self(obs)
         return torch.tanh(torch.normal(mean, log_std.exp()) if explore else mean)
+
+
+def gaussian(head: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and clamped log_std from the outputs of a network."""
+    mean, log_std = head.chunk(2, -1)
+    return mean, log_std.clamp(LOG_STD_MIN, LOG_STD_MAX)
 
 
 def squashed_sample(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -291,18 +309,21 @@ class SquashedSample(torch.autograd.Function):
     """`squashed_sample` as one autograd node: d log_prob / d raw = 2 tanh(raw), d raw / d log_std = deviation."""
 
     @staticmethod
-    def forward(ctx: Any, mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, head: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        mean, log_std = gaussian(head)
         action, log_prob, deviation = squashed_sample(mean, log_std, noise)
-        ctx.save_for_backward(action, deviation)
+        ctx.save_for_backward(head, log_std, action, deviation)
         return action, log_prob
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, action_grad: Tensor, log_prob_grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        action, deviation = ctx.saved_tensors
+    def backward(ctx: Any, action_grad: Tensor, log_prob_grad: Tensor) -> tuple[Tensor, None]:
+        head, log_std, action, deviation = ctx.saved_tensors
         log_prob_grad = log_prob_grad.unsqueeze(-1)
         raw_grad = aten.tanh_backward(action_grad, action).addcmul_(action, log_prob_grad, value=2.0)
-        return raw_grad, raw_grad * deviation - log_prob_grad, None
+        log_std_grad = (raw_grad * deviation).sub_(log_prob_grad)
+        log_std_grad.mul_(log_std == head.chunk(2, -1)[1])  # nothing where log_std was clamped
+        return torch.cat([raw_grad, log_std_grad], -1), None
 
 
 class DeterministicActor(nn.Module):

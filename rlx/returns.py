@@ -43,7 +43,7 @@ def discounted_returns(reward: Column, ends: Column, discount: float) -> Column:
     """Monte-Carlo return of every row [N]; rows are in time order and `ends` marks the last row of each episode."""
     if isinstance(reward, Tensor):
         return torch.from_numpy(discounted_returns(reward.numpy(), ends.numpy(), discount))
-    result = np.empty_like(reward)
+    result = np.empty(len(reward), np.result_type(reward.dtype, np.float32))
     running = 0.0
     for i, (r, end) in enumerate(zip(reward[::-1].tolist(), ends[::-1].tolist(), strict=True), start=1):
         running = r if end else r + discount * running

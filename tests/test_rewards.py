@@ -7,6 +7,7 @@ import gymnasium
 import numpy as np
 import pytest
 
+from rlx.config import compose_config, instantiate
 from rlx.errors import UserError
 from rlx.rewards import (
     RewardClipWrapper,
@@ -209,6 +210,33 @@ def test_an_episode_that_ends_is_told_its_transformed_return():
 def test_configs_that_mean_nothing_are_refused(fields, words):
     with pytest.raises(UserError, match=words):
         RewardTransform(RewardConfig(**fields))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["reward=identity"], [-4.0, 0.0, 1.0]),
+        (["reward=scale"], [-0.4, 0.0, 0.1]),
+        (["reward=scale", "reward.scale=2"], [-8.0, 0.0, 2.0]),
+        (["reward=clip_1"], [-1.0, 0.0, 1.0]),
+        (["reward=clip_1", "reward.scale=0.1"], [-0.4, 0.0, 0.1]),
+        (["reward=sign_clip"], [-1.0, 0.0, 1.0]),
+        (["reward=sparse_goal_zero_one"], [0.0, 1.0, 1.0]),
+        (["reward=antmaze"], [-5.0, -1.0, 0.0]),
+    ],
+)
+def test_presets(overrides, expected):
+    made = instantiate(compose_config(overrides).reward)
+    assert made(np.array([-4.0, 0.0, 1.0]), np.zeros(3)).tolist() == pytest.approx(expected)
+    assert made.identity == (overrides == ["reward=identity"])
+
+
+def test_presets_that_follow_the_data():
+    fitted = instantiate(compose_config(["reward=normalize_return"]).reward)
+    fitted.fit(dataset([0, 4], ends=[1, 1]))
+    assert fitted.factor == 250.0
+    running = instantiate(compose_config(["reward=running_norm", "algo.discount=0.9"]).reward)
+    assert running.running.discount == 0.9
 
 
 class Given(gymnasium.Env):

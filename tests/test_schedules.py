@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlx.config import compose_config, instantiate
 from rlx.errors import UserError
 from rlx.schedules import Kind, ScheduleSpec, Unit, check_schedule, parse_target, resolve_schedule_value
 
@@ -96,3 +97,26 @@ def test_targets_that_mean_nothing_are_refused(value, words):
 def test_schedules_that_mean_nothing_are_refused(fields, words):
     with pytest.raises(UserError, match=words):
         check_schedule(ScheduleSpec(**fields), "schedule")
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        ("constant", [1.0, 1.0, 1.0]),
+        ("linear", [1.0, 0.5, 0.0]),
+        ("cosine", [1.0, 0.5, 0.0]),
+        ("warmup_linear", [0.0, 1 - 0.45 / 0.95, 0.0]),
+        ("warmup_cosine", [0.0, (1 + math.cos(math.pi * 0.45 / 0.95)) / 2, 0.0]),
+        ("step", [1.0, 0.25, 0.0625]),
+    ],
+)
+def test_presets_at_the_start_the_middle_and_the_end(choice, expected):
+    spec = instantiate(compose_config([f"schedule={choice}"]).schedule).lr
+    assert [resolve_schedule_value(spec, fraction=f) for f in (0.0, 0.5, 1.0)] == pytest.approx(expected)
+
+
+def test_targets_come_through_the_command_line():
+    override = "+schedule.targets.offline_batch_ratio={kind: linear, start: 0.5, unit: env_steps, horizon: 100}"
+    targets = instantiate(compose_config([override]).schedule).targets
+    expected = ScheduleSpec(kind=Kind.linear, start=0.5, unit=Unit.env_steps, horizon=100)
+    assert targets == {"offline_batch_ratio": expected}

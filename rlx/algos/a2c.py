@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rlx.algos.ppo import CLIP, RewardScale, experience, explained_variance, running_moments, standardized
+from rlx.algos.ppo import CLIP, Experience, experience, explained_variance, running_moments, standardized
 from rlx.distributions import Perceptron, Policy
 from rlx.learner import AlgoConfig, Learner
-from rlx.nn import Adam
+from rlx.nn import Adam, compilable
 from rlx.types import Metrics, Rollout, Spec
 
 
@@ -38,7 +38,6 @@ class A2CConfig(AlgoConfig):
     momentum: float = 0.0  # beta1 of Adam; 0: RMSprop
     square_decay: float = 0.99  # beta2 of Adam: memory of the mean square
     log_std_init: float = 0.0  # of box actions
-    normalize_reward: bool = False  # divide rewards by the running std of their discounted return
 
 
 def a2c_loss(
@@ -54,6 +53,9 @@ def a2c_loss(
 class A2C(Learner):
     actions = ("box", "discrete", "multi_discrete")
     regimes = ("on_policy",)
+    obs_mean: Tensor
+    obs_std: Tensor
+    obs_count: Tensor  # observations in these statistics so far
 
     def __init__(self, cfg: A2CConfig, spec: Spec):
         super().__init__(cfg, spec)
@@ -62,8 +64,6 @@ class A2C(Learner):
         self.critic = Perceptron([spec.obs_dim, *cfg.hidden, 1], cfg.activation, final_gain=1.0)
         if cfg.normalize_obs:
             self.register_buffer("obs_count", torch.zeros((), dtype=torch.int64))
-        if cfg.normalize_reward:
-            self.reward_scale = RewardScale(cfg.discount)
         params = [*self.policy.parameters(), *self.critic.parameters()]
         betas = (cfg.momentum, cfg.square_decay)
         self.optimizers["policy"] = Adam(params, cfg.lr, betas, eps=1e-5, max_grad_norm=cfg.max_grad_norm)
@@ -78,19 +78,17 @@ class A2C(Learner):
     def update(self, rollout: Rollout) -> Metrics:  # type: ignore[override]
         self.updates += 1
         cfg = self.cfg
-        if cfg.normalize_reward:
-            rollout = rollout._replace(reward=self.reward_scale(rollout))
         data = experience(rollout, self, cfg.gae_lambda)
         advantage = standardized(data.advantage) if cfg.normalize_advantage else data.advantage
-        actions = self.policy(data.obs)
-        value = self.critic(data.obs).squeeze(-1)
-        loss, metrics = a2c_loss(actions.log_prob(data.action), actions.entropy(), value, advantage, data.returns, cfg)
+        loss, metrics = self._loss(data._replace(advantage=advantage))
         self.optimizers["policy"].minimize(loss)
         if cfg.normalize_obs:
             running_moments(rollout.obs.flatten(0, 1), self.obs_mean, self.obs_std, self.obs_count)
         return metrics | {"explained_variance": explained_variance(data.value, data.returns)}
 
-    def load_tensors(self, saved: dict[str, Tensor]) -> None:
-        if self.cfg.normalize_reward:
-            self.reward_scale.make_room(saved.get("model.reward_scale.carry"))
-        super().load_tensors(saved)
+    @compilable
+    def _loss(self, data: Experience) -> tuple[Tensor, Metrics]:
+        actions = self.policy(data.obs)
+        value = self.critic(data.obs).squeeze(-1)
+        log_prob, entropy = actions.log_prob(data.action), actions.entropy()
+        return a2c_loss(log_prob, entropy, value, data.advantage, data.returns, self.cfg)

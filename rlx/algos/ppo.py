@@ -11,7 +11,7 @@ one batch, with the policy that collected it. A truncated episode bootstraps fro
 Deviations: observation statistics move between rollouts, not within them, so that acting and learning see the same
 numbers; advantages are divided by the population std, so that a minibatch of one row gives zero and not nan.
 
-`RewardScale`, `running_moments` and `experience` serve A2C and TRPO as well.
+Rewards are normalised by reward=running_norm. `running_moments` and `experience` serve A2C and TRPO as well.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlx.distributions import Perceptron, Policy
 from rlx.learner import AlgoConfig, Learner
-from rlx.nn import Adam
+from rlx.nn import Adam, compilable
 from rlx.returns import gae
 from rlx.types import Metrics, Rollout, Spec
 
-CLIP = 10.0  # normalised observations and rewards stay within +-CLIP
+CLIP = 10.0  # normalised observations stay within +-CLIP
 
 
 @dataclass
@@ -50,7 +50,6 @@ class PPOConfig(AlgoConfig):
     max_grad_norm: float = 0.5  # of policy and value function together
     target_kl: float | None = None  # stop the epochs once KL(old | new) of a minibatch exceeds 1.5 times this
     log_std_init: float = 0.0  # of box actions
-    normalize_reward: bool = False  # divide rewards by the running std of their discounted return
 
 
 @torch.no_grad()
@@ -65,41 +64,14 @@ def running_moments(x: Tensor, mean: Tensor, std: Tensor, count: Tensor) -> None
     std.copy_(var.sqrt().clamp_min_(1e-4))  # a constant feature is not blown up
 
 
-class RewardScale(nn.Module):
-    """Rewards over the running std of their discounted return, clipped. The returns run on across rollouts."""
-
-    def __init__(self, discount: float):
-        super().__init__()
-        self.discount = discount
-        self.register_buffer("carry", torch.zeros(0))  # [N] discounted return so far; N comes with the first rollout
-        self.register_buffer("mean", torch.zeros(()))
-        self.register_buffer("std", torch.ones(()))
-        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
-
-    def forward(self, rollout: Rollout) -> Tensor:
-        """The scaled rewards [T, N], by statistics that include them."""
-        reward, ended = rollout.reward, torch.maximum(rollout.terminated, rollout.truncated)
-        if self.carry.shape != reward[0].shape:
-            self.carry = torch.zeros_like(reward[0])
-        returns = torch.empty_like(reward)
-        for t in range(len(reward)):
-            returns[t] = self.carry.mul_(self.discount).add_(reward[t])
-            self.carry.mul_(1.0 - ended[t])
-        running_moments(returns.flatten(), self.mean, self.std, self.count)
-        return (reward / self.std).clamp_(-CLIP, CLIP)
-
-    def make_room(self, saved: Tensor | None) -> None:
-        """Take the number of envs from a checkpoint, before its values are copied."""
-        if saved is not None:
-            self.carry = torch.zeros_like(saved)
-
-
 class ActorCritic(Protocol):
     """What `experience` asks of a learner."""
 
-    cfg: AlgoConfig
     policy: Policy
     critic: Perceptron
+
+    @property
+    def cfg(self) -> AlgoConfig: ...
 
     def normalize(self, obs: Tensor) -> Tensor: ...
 
@@ -172,6 +144,9 @@ def explained_variance(value: Tensor, returns: Tensor) -> Tensor:
 class PPO(Learner):
     actions = ("box", "discrete", "multi_discrete")
     regimes = ("on_policy",)
+    obs_mean: Tensor
+    obs_std: Tensor
+    obs_count: Tensor  # observations in these statistics so far
 
     def __init__(self, cfg: PPOConfig, spec: Spec):
         super().__init__(cfg, spec)
@@ -180,8 +155,6 @@ class PPO(Learner):
         self.critic = Perceptron([spec.obs_dim, *cfg.hidden, 1], cfg.activation, final_gain=1.0)
         if cfg.normalize_obs:
             self.register_buffer("obs_count", torch.zeros((), dtype=torch.int64))
-        if cfg.normalize_reward:
-            self.reward_scale = RewardScale(cfg.discount)
         params = [*self.policy.trainable(), *self.critic.parameters()]
         self.optimizers["policy"] = Adam(params, cfg.lr, eps=1e-5)
         # All gradients lie in one vector, so that clipping their norm takes three operations.
@@ -200,8 +173,6 @@ class PPO(Learner):
     def update(self, rollout: Rollout) -> Metrics:  # type: ignore[override]
         self.updates += 1
         cfg = self.cfg
-        if cfg.normalize_reward:
-            rollout = rollout._replace(reward=self.reward_scale(rollout))
         data = experience(rollout, self, cfg.gae_lambda)
         losses = []
         for minibatch in self._minibatches(data):
@@ -219,16 +190,23 @@ class PPO(Learner):
             shuffled = [x[order].split(self.cfg.batch_size) for x in data]  # one gather per field and epoch
             yield from map(Experience._make, zip(*shuffled, strict=True))
 
-    @torch.no_grad()
     def _improve(self, minibatch: Experience) -> tuple[Tensor, Tensor] | None:
         """One gradient step on policy and critic; None, and no step, if the policy has already moved too far."""
+        surrogate, error, kl = self._differentiate(minibatch)
+        if kl is not None and self.cfg.target_kl is not None and kl > 1.5 * self.cfg.target_kl:
+            return None
+        self.optimizers["policy"].step(self._grads)
+        return surrogate, error
+
+    @compilable
+    @torch.no_grad()
+    def _differentiate(self, minibatch: Experience) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The losses of a minibatch; their clipped gradient is left in `_grads`."""
         cfg = self.cfg
         obs, action, old_log_prob, old_value, advantage, returns = minibatch
         trace, values = self.policy.net.trace(obs), self.critic.trace(obs)
         actions = self.policy.distribution(trace[-1])
         log_prob = actions.log_prob(action)
-        if cfg.target_kl is not None and approximate_kl(log_prob, old_log_prob) > 1.5 * cfg.target_kl:
-            return None
         if cfg.normalize_advantage:
             advantage = standardized(advantage)
         surrogate, slope = policy_loss(log_prob, old_log_prob, advantage, cfg.clip_range)
@@ -237,8 +215,7 @@ class PPO(Learner):
         self.policy.backward(trace, by_output, self._grads[: self._split])
         self.critic.backward(values, value_slope.mul_(cfg.value_coef).unsqueeze(-1), self._grads[self._split :])
         self._grad.mul_((cfg.max_grad_norm / (self._grad.norm() + 1e-6)).clamp_(max=1.0))
-        self.optimizers["policy"].step(self._grads)
-        return surrogate, error
+        return surrogate, error, None if cfg.target_kl is None else approximate_kl(log_prob, old_log_prob)
 
     @torch.no_grad()
     def _report(self, data: Experience, losses: list[tuple[Tensor, Tensor]]) -> Metrics:
@@ -256,8 +233,3 @@ class PPO(Learner):
             "explained_variance": explained_variance(data.value, data.returns),
             "gradient_steps": torch.tensor(float(len(losses))),
         }
-
-    def load_tensors(self, saved: dict[str, Tensor]) -> None:
-        if self.cfg.normalize_reward:
-            self.reward_scale.make_room(saved.get("model.reward_scale.carry"))
-        super().load_tensors(saved)

@@ -15,6 +15,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from rlx.errors import require
@@ -39,7 +40,7 @@ class SACConfig(AlgoConfig):
 
 def critic_loss(q: Tensor, target: Tensor) -> tuple[Tensor, Metrics]:
     """Squared error of all critics [n, B] against one target [B], summed over the critics."""
-    loss = 0.5 * (q - target).square().sum(0).mean()
+    loss = 0.5 * len(q) * F.mse_loss(q, target.expand_as(q))
     return loss, {"loss/critic": loss.detach(), "q/mean": q.detach().mean(), "q/target": target.mean()}
 
 
@@ -104,7 +105,7 @@ class SAC(Learner):
     @compilable
     def _actor_loss(self, obs: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor, Metrics]:
         action, log_prob = self.actor.sample(obs)
-        q = self.critic(obs, action, frozen=True).amin(0)
+        q = self.critic(obs, action, frozen=True).min(0).values  # cheaper gradients than amin
         loss, metrics = actor_loss(q, log_prob, alpha)
         return loss, log_prob.detach(), metrics
 

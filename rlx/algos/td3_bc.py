@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from rlx.errors import require
@@ -37,7 +38,7 @@ class TD3BCConfig(AlgoConfig):
 
 def critic_loss(q: Tensor, target: Tensor) -> tuple[Tensor, Metrics]:
     """Squared error of all critics [n, B] against one target [B], summed over the critics."""
-    loss = (q - target).square().sum(0).mean()
+    loss = len(q) * F.mse_loss(q, target.expand_as(q))
     return loss, {"loss/critic": loss.detach(), "q/mean": q.detach().mean(), "q/target": target.mean()}
 
 

@@ -10,17 +10,17 @@ The value function is fitted on its own, by Adam, after the policy; its gradient
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from rlx.algos.ppo import CLIP, Experience, RewardScale, experience, explained_variance, running_moments, standardized
+from rlx.algos.ppo import CLIP, Experience, experience, explained_variance, running_moments, standardized
 from rlx.distributions import Perceptron, Policy
 from rlx.learner import AlgoConfig, Learner
-from rlx.nn import Adam
+from rlx.nn import Adam, compilable
 from rlx.types import Metrics, Rollout, Spec
 
 
@@ -41,7 +41,6 @@ class TRPOConfig(AlgoConfig):
     line_search_shrink: float = 0.8
     normalize_advantage: bool = True  # over the rollout
     log_std_init: float = 0.0  # of box actions
-    normalize_reward: bool = False  # divide rewards by the running std of their discounted return
 
 
 def conjugate_gradient(
@@ -66,6 +65,9 @@ def conjugate_gradient(
 class TRPO(Learner):
     actions = ("box", "discrete", "multi_discrete")
     regimes = ("on_policy",)
+    obs_mean: Tensor
+    obs_std: Tensor
+    obs_count: Tensor  # observations in these statistics so far
 
     def __init__(self, cfg: TRPOConfig, spec: Spec):
         super().__init__(cfg, spec)
@@ -74,8 +76,6 @@ class TRPO(Learner):
         self.critic = Perceptron([spec.obs_dim, *cfg.hidden, 1], cfg.activation, final_gain=1.0)
         if cfg.normalize_obs:
             self.register_buffer("obs_count", torch.zeros((), dtype=torch.int64))
-        if cfg.normalize_reward:
-            self.reward_scale = RewardScale(cfg.discount)
         self.optimizers["critic"] = Adam(self.critic.parameters(), cfg.lr, eps=1e-5)
 
     def normalize(self, obs: Tensor) -> Tensor:
@@ -88,8 +88,6 @@ class TRPO(Learner):
     def update(self, rollout: Rollout) -> Metrics:  # type: ignore[override]
         self.updates += 1
         cfg = self.cfg
-        if cfg.normalize_reward:
-            rollout = rollout._replace(reward=self.reward_scale(rollout))
         data = experience(rollout, self, cfg.gae_lambda)
         if cfg.normalize_advantage:
             data = data._replace(advantage=standardized(data.advantage))
@@ -100,9 +98,7 @@ class TRPO(Learner):
 
     def _improve_policy(self, data: Experience) -> Metrics:
         cfg, params = self.cfg, list(self.policy.parameters())
-        with torch.no_grad():
-            old = self.policy(data.obs)
-        new = self.policy(data.obs)
+        old, new = self.policy.snapshot(data.obs), self.policy(data.obs)
         objective = ((new.log_prob(data.action) - data.log_prob).exp() * data.advantage).mean()
         gradient = flat_grad(objective, params, retain_graph=True)
         slope = flat_grad(old.kl(new).mean(), params, create_graph=True)
@@ -119,7 +115,7 @@ class TRPO(Learner):
     def _line_search(self, data: Experience, step: Tensor, objective: Tensor) -> Metrics:
         """The longest step that stays in the trust region and improves; none of them: the policy is put back."""
         cfg, params = self.cfg, list(self.policy.parameters())
-        start, old = parameters_to_vector(params), self.policy(data.obs)
+        start, old = parameters_to_vector(params), self.policy.snapshot(data.obs)
         kl, gain, accepted = torch.zeros(()), torch.zeros(()), 0.0
         for i in range(cfg.line_search_steps):
             vector_to_parameters(start + cfg.line_search_shrink**i * step, params)
@@ -138,17 +134,16 @@ class TRPO(Learner):
         losses = []
         for _ in range(self.cfg.epochs):
             for rows in torch.randperm(len(data.obs)).split(self.cfg.batch_size):
-                loss = (self.critic(data.obs[rows]).squeeze(-1) - data.returns[rows]).square().mean()
+                loss = self._value_loss(data.obs[rows], data.returns[rows])
                 self.optimizers["critic"].minimize(loss)
                 losses.append(loss.detach())
         return {"loss/value": torch.stack(losses).mean()}
 
-    def load_tensors(self, saved: dict[str, Tensor]) -> None:
-        if self.cfg.normalize_reward:
-            self.reward_scale.make_room(saved.get("model.reward_scale.carry"))
-        super().load_tensors(saved)
+    @compilable
+    def _value_loss(self, obs: Tensor, returns: Tensor) -> Tensor:
+        return (self.critic(obs).squeeze(-1) - returns).square().mean()
 
 
-def flat_grad(y: Tensor, params: list[Tensor], retain_graph: bool = False, create_graph: bool = False) -> Tensor:
+def flat_grad(y: Tensor, params: Sequence[Tensor], retain_graph: bool = False, create_graph: bool = False) -> Tensor:
     grads = torch.autograd.grad(y, params, retain_graph=retain_graph or create_graph, create_graph=create_graph)
     return torch.cat([g.reshape(-1) for g in grads])

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rlx.data.columns import Array, Columns, assemble, on_disk, take
+from rlx.data.columns import Array, Columns, assemble, bounds, on_disk, take
 from rlx.errors import UserError
 from rlx.types import Spec
 
@@ -191,7 +191,7 @@ def scale_actions(action: Array, spec: Spec) -> tuple[Array, int]:
     """Env units to [-1, 1], clipped, and how many entries lay outside; unbounded dimensions are left alone."""
     low, high = np.asarray(spec.action_low, np.float32), np.asarray(spec.action_high, np.float32)
     bounded = np.isfinite(low) & np.isfinite(high)
-    if (low == -1).all() and (high == 1).all() and action.min() >= -1 and action.max() <= 1:
+    if (low == -1).all() and (high == 1).all() and np.abs(bounds(action)).max() <= 1:
         return action, 0  # the usual case of large sets: nothing to do, nothing to copy
     center = np.where(bounded, (low + high) / 2, 0).astype(np.float32)
     half = np.where(bounded, (high - low) / 2, 1).astype(np.float32)

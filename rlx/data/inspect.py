@@ -49,7 +49,7 @@ def _range(column: Any) -> str:
     """Smallest and largest value, per dimension where a vector is short."""
     vector = len(column.shape) == 2 and column.shape[1] <= SHOWN
     bounds = []
-    for rows in chunks(len(column)):
+    for rows in chunks(column):
         part = np.asarray(column[rows])
         part = part if vector else part.reshape(-1, 1)
         bounds.append((part.min(0), part.max(0)))
@@ -86,7 +86,7 @@ def _not_finite(dataset: TransitionDataset) -> str:
     found = 0
     for column in (dataset.obs, dataset.next_obs, dataset.action, dataset.reward):
         if column.dtype.kind == "f":
-            found += sum(int((~np.isfinite(column[rows])).sum()) for rows in chunks(len(column)))
+            found += sum(int((~np.isfinite(column[rows])).sum()) for rows in chunks(column))
     return str(found)
 
 

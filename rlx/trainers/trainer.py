@@ -144,6 +144,7 @@ class Trainer:
         self._envs, self._eval_envs = envs, eval_envs
         self._runner: Runner | None = Runner(envs, seed=int(cfg.seed)) if envs is not None else None
         self._rollout: RolloutBuffer | None = None
+        self._mixture: Mixture | None = None
         self._rng = np.random.default_rng(np.random.SeedSequence([int(cfg.seed), 0xAC7]))  # random actions
         self._device = next(iter(learner.parameters())).device
         self._clock = time.perf_counter()
@@ -206,7 +207,7 @@ class Trainer:
         elif phase.collect == 0:
             source = self.prior
         elif phase.offline_fraction > 0 and self.replay is not None and self.prior is not None:
-            source = Mixture(self.replay, self.prior, phase.offline_fraction)
+            source = self._mixture = Mixture(self.replay, self.prior, phase.offline_fraction)
         else:
             source = self.replay
         if source is None:
@@ -333,6 +334,9 @@ class Trainer:
     def log(self, kind: str, metrics: dict[str, float]) -> None:
         state = self.state
         row = {"kind": kind, "env_steps": state.env_steps, "updates": state.updates, "epoch": state.epoch}
+        if kind == "train" and self._mixture is not None:
+            size = self.learner.cfg.batch_size
+            metrics = {**metrics, "data/prior_fraction": self._mixture.prior_size(size) / size}
         self.bus.emit("log", self, {**row, "wall_time": round(state.wall_time, 3), **metrics})
 
     def evaluate(self, episodes: int) -> dict[str, float]:

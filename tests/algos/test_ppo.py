@@ -1,0 +1,239 @@
+"""PPO: losses by hand, gradients against autograd, and the rules of an update."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from rlx.algos.ppo import (
+    PPO,
+    Experience,
+    PPOConfig,
+    approximate_kl,
+    experience,
+    explained_variance,
+    policy_loss,
+    running_moments,
+    standardized,
+    value_loss,
+)
+from rlx.types import Rollout, Spec
+
+KINDS = {"box": ((2,), ()), "discrete": ((), (3,)), "multi_discrete": ((2,), (3, 2))}
+
+
+def spec_of(kind: str = "discrete") -> Spec:
+    shape, sizes = KINDS[kind]
+    return Spec("Test-v0", (4,), "float32", kind, shape, action_sizes=sizes)
+
+
+def make_rollout(learner: PPO, steps: int = 16, envs: int = 4) -> Rollout:
+    """A walk with random observations in which some episodes end each way."""
+    obs = torch.randn(steps, envs, 4)
+    action = torch.stack([learner.act(o, explore=True) for o in obs])
+    ends = torch.rand(steps, envs)
+    return Rollout(
+        obs, action, torch.randn(steps, envs), torch.randn(steps, envs, 4), (ends < 0.1).float(), (ends > 0.9).float()
+    )
+
+
+def weights(learner: PPO) -> list[torch.Tensor]:
+    return [p.detach().clone() for p in learner.parameters()]
+
+
+def test_policy_loss_by_hand():
+    ratio = torch.tensor([1.5, 0.5, 1.5, 0.5])
+    advantage = torch.tensor([1.0, 1.0, -1.0, -1.0])
+    loss, slope = policy_loss(ratio.log(), torch.zeros(4), advantage, clip_range=0.2)
+    assert loss.item() == pytest.approx(-(1.2 + 0.5 - 1.5 - 0.8) / 4)  # min(rho A, clip(rho) A), each
+    assert slope.tolist() == pytest.approx([0.0, -0.5 / 4, 1.5 / 4, 0.0])  # clipped ratios do not pull
+
+
+def test_value_loss_by_hand():
+    value, old, returns = torch.tensor([1.0, 3.0, 3.0]), torch.tensor([0.9, 0.0, 0.0]), torch.tensor([2.0, 4.0, 0.0])
+    loss, slope = value_loss(value, old, returns, None)
+    assert loss.item() == pytest.approx((1 + 1 + 9) / 3)
+    assert slope.tolist() == pytest.approx([-2 / 3, -2 / 3, 6 / 3])
+    loss, slope = value_loss(value, old, returns, clip_range=0.5)
+    assert loss.item() == pytest.approx((1 + 3.5**2 + 9) / 3)  # the second is held at 0.5, 3.5 away from its return
+    assert slope.tolist() == pytest.approx([-2 / 3, 0.0, 6 / 3])
+
+
+@pytest.mark.parametrize("clip_range", [None, 0.3])
+def test_value_slope_is_that_of_autograd(clip_range: float | None):
+    torch.manual_seed(0)
+    value, old, returns = torch.randn(200, requires_grad=True), torch.randn(200), torch.randn(200)
+    error = (value - returns).square()
+    if clip_range is not None:
+        near = old + (value - old).clamp(-clip_range, clip_range)
+        error = torch.maximum(error, (near - returns).square())
+    (expected,) = torch.autograd.grad(error.mean(), value)
+    loss, slope = value_loss(value.detach(), old, returns, clip_range)
+    torch.testing.assert_close(loss, error.mean().detach())
+    torch.testing.assert_close(slope, expected)
+
+
+def test_small_quantities_by_hand():
+    assert approximate_kl(torch.tensor([math.log(2.0)]), torch.zeros(1)).item() == pytest.approx(1 - math.log(2))
+    assert standardized(torch.tensor([1.0, 3.0])).tolist() == pytest.approx([-1.0, 1.0])
+    assert standardized(torch.tensor([5.0])).tolist() == [0.0]
+    assert explained_variance(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0])).item() == 1.0
+    assert explained_variance(torch.zeros(2), torch.tensor([1.0, 2.0])).item() == 0.0
+
+
+def test_running_moments_are_those_of_all_rows():
+    torch.manual_seed(0)
+    rows = torch.randn(70, 3) * torch.tensor([1.0, 5.0, 0.1]) + torch.tensor([0.0, -4.0, 2.0])
+    mean, std, count = torch.zeros(3), torch.ones(3), torch.zeros((), dtype=torch.int64)
+    for part in rows.split([10, 40, 20]):
+        running_moments(part, mean, std, count)
+    assert count.item() == 70
+    torch.testing.assert_close(mean, rows.mean(0))
+    torch.testing.assert_close(std, rows.std(0, correction=0))
+
+
+def test_values_bootstrap_at_truncation_and_at_the_end_only():
+    torch.manual_seed(0)
+    learner = PPO(PPOConfig(discount=0.5, gae_lambda=0.0), spec_of())
+    rollout = make_rollout(learner, steps=3, envs=3)
+    nothing = torch.zeros(3, 3)
+    terminated, truncated = nothing.clone(), nothing.clone()
+    terminated[1, 0], truncated[1, 1] = 1.0, 1.0
+    rollout = rollout._replace(terminated=terminated, truncated=truncated)
+    data = experience(rollout, learner, lam=0.0)
+    with torch.no_grad():
+        value, following = learner.critic(rollout.obs).squeeze(-1), learner.critic(rollout.next_obs).squeeze(-1)
+    expected = rollout.reward.clone()
+    expected[0] += 0.5 * value[1]
+    expected[1, 1] += 0.5 * following[1, 1]  # cut off: the final observation's value
+    expected[1, 2] += 0.5 * value[2, 2]  # went on; and [1, 0] terminated: nothing
+    expected[2] += 0.5 * following[2]
+    torch.testing.assert_close(data.returns, expected.flatten())
+    torch.testing.assert_close(data.advantage, (expected - value).flatten())
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("clip_range_value", [None, 0.05])
+def test_gradient_is_that_of_the_loss(kind: str, clip_range_value: float | None):
+    torch.manual_seed(0)
+    cfg = PPOConfig(hidden=[8, 8], entropy_coef=0.1, clip_range_value=clip_range_value, max_grad_norm=0.01)
+    learner = PPO(cfg, spec_of(kind))
+    data = experience(make_rollout(learner), learner, 0.95)
+    with torch.no_grad():
+        for p in learner.parameters():  # away from the policy that collected, so that clips bind
+            p.add_(torch.randn_like(p), alpha=0.2)
+    learner._differentiate(data)
+
+    actions = learner.policy(data.obs)
+    ratio = (actions.log_prob(data.action) - data.log_prob).exp()
+    advantage = (data.advantage - data.advantage.mean()) / data.advantage.std(correction=0)
+    surrogate = torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).mean()
+    value = learner.critic(data.obs).squeeze(-1)
+    error = (value - data.returns) ** 2
+    if clip_range_value is not None:
+        near = data.value + (value - data.value).clamp(-clip_range_value, clip_range_value)
+        error = torch.max(error, (near - data.returns) ** 2)
+    loss = -surrogate + 0.5 * error.mean() - 0.1 * actions.entropy().mean()
+    params = learner.optimizers["policy"].params
+    expected = torch.autograd.grad(loss, params)
+    norm = torch.cat([g.flatten() for g in expected]).norm()
+    assert norm > 0.01
+    for ours, theirs in zip(learner._grads, expected, strict=True):
+        torch.testing.assert_close(ours, theirs * (0.01 / norm), rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_update_moves_every_weight_and_reports(kind: str):
+    torch.manual_seed(0)
+    learner = PPO(PPOConfig(hidden=[8], batch_size=16, epochs=3), spec_of(kind))
+    before = weights(learner)
+    metrics = learner.update(make_rollout(learner))
+    assert learner.updates == 1
+    assert all(not torch.equal(a, b) for a, b in zip(before, weights(learner), strict=True))
+    assert metrics.keys() == {
+        "loss/policy", "loss/value", "entropy", "kl", "clip_fraction", "explained_variance", "gradient_steps",
+    }  # fmt: skip
+    assert metrics["gradient_steps"] == 3 * 4
+    assert all(v.dim() == 0 and v.isfinite() and not v.requires_grad for v in metrics.values())
+
+
+def test_update_makes_good_actions_likelier():
+    torch.manual_seed(0)
+    learner = PPO(PPOConfig(hidden=[16], batch_size=64, normalize_obs=True), spec_of())
+    for _ in range(5):
+        rollout = make_rollout(learner, steps=64)
+        reward = (rollout.action == (rollout.obs[..., 0] > 0).long()).float()
+        learner.update(rollout._replace(reward=reward, terminated=torch.ones(64, 4), truncated=torch.zeros(64, 4)))
+    obs = torch.randn(200, 4)
+    assert (learner.act(obs, explore=False) == (obs[:, 0] > 0).long()).float().mean() > 0.9
+
+
+def test_target_kl_stops_the_epochs():
+    def steps(target_kl: float | None) -> float:
+        torch.manual_seed(0)
+        learner = PPO(PPOConfig(hidden=[16], lr=0.05, batch_size=32, target_kl=target_kl), spec_of())
+        return learner.update(make_rollout(learner))["gradient_steps"].item()
+
+    assert steps(None) == 20
+    assert 1 <= steps(0.01) < 20
+
+
+def test_observation_statistics_move_after_the_update_only():
+    torch.manual_seed(0)
+    learner = PPO(PPOConfig(hidden=[8], normalize_obs=True), spec_of("box"))
+    rollout = make_rollout(learner)._replace(obs=torch.randn(16, 4, 4) * 3 + 2)
+    before = experience(rollout, learner, 0.95)
+    assert torch.equal(before.obs, rollout.obs.flatten(0, 1).clamp(-10, 10))  # the first rollout was seen as it is
+    learner.update(rollout)
+    flat = rollout.obs.flatten(0, 1)
+    torch.testing.assert_close(learner.obs_mean, flat.mean(0))
+    torch.testing.assert_close(learner.obs_std, flat.std(0, correction=0))
+    far = learner.obs_mean + 1000.0 * learner.obs_std
+    assert learner.normalize(far).tolist() == [10.0] * 4
+    assert {"model.obs_mean", "model.obs_std", "model.obs_count"} <= learner.tensors().keys()
+
+
+def test_clip_range_can_be_scheduled_from_outside():
+    torch.manual_seed(0)
+    learner = PPO(PPOConfig(hidden=[8]), spec_of())
+    data = experience(make_rollout(learner), learner, 0.95)
+    with torch.no_grad():
+        learner.policy.net.weights[0].add_(1.0)
+    learner.cfg.clip_range = 0.0
+    narrow, _, _ = learner._differentiate(data)
+    learner.cfg.clip_range = 100.0
+    wide, _, _ = learner._differentiate(data)
+    assert wide < narrow
+
+
+def test_a_rest_minibatch_of_one_row_is_harmless():
+    torch.manual_seed(0)
+    learner = PPO(PPOConfig(hidden=[8], batch_size=21), spec_of())
+    learner.update(make_rollout(learner))  # 64 rows: 21, 21, 21, 1
+    assert all(p.isfinite().all() for p in learner.parameters())
+
+
+def test_minibatches_cover_every_row_once_per_epoch():
+    learner = PPO(PPOConfig(batch_size=3, epochs=2), spec_of())
+    rows = torch.arange(7.0)
+    data = Experience(rows.unsqueeze(-1), rows, rows, rows, rows, rows)
+    seen = list(learner._minibatches(data))
+    assert [len(m.value) for m in seen] == [3, 3, 1] * 2
+    assert all(torch.equal(m.obs.squeeze(-1), m.returns) for m in seen)
+    for epoch in (seen[:3], seen[3:]):
+        assert sorted(torch.cat([m.value for m in epoch]).tolist()) == rows.tolist()
+
+
+def test_saved_and_loaded_learners_go_on_alike():
+    torch.manual_seed(0)
+    cfg = PPOConfig(hidden=[8], normalize_obs=True)
+    first, second = PPO(cfg, spec_of("box")), PPO(cfg, spec_of("box"))
+    first.update(make_rollout(first))
+    second.load_tensors({k: v.clone() for k, v in first.tensors().items()})
+    rollout = make_rollout(first)
+    for learner in (first, second):
+        torch.manual_seed(7)
+        learner.update(rollout)
+    assert all(torch.equal(a, b) for a, b in zip(weights(first), weights(second), strict=True))

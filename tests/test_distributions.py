@@ -1,0 +1,105 @@
+"""Distributions against torch.distributions, hand-computed values, and their own gradients against autograd."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import distributions as reference
+
+from rlx.distributions import Categorical, DiagGaussian, MultiCategorical, Perceptron, Policy
+from rlx.errors import UserError
+from rlx.types import Spec
+
+
+def spec_of(kind: str) -> Spec:
+    shapes = {"box": ((2,), ()), "discrete": ((), (3,)), "multi_discrete": ((2,), (3, 2))}
+    shape, sizes = shapes[kind]
+    return Spec("Test-v0", (4,), "float32", kind, shape, action_sizes=sizes)
+
+
+def test_categorical_by_hand():
+    actions = Categorical(torch.tensor([[1.0, 3.0]]).log())  # probabilities 1/4 and 3/4
+    assert actions.log_prob(torch.tensor([1])).tolist() == pytest.approx([math.log(0.75)])
+    assert actions.entropy().tolist() == pytest.approx([0.25 * math.log(4) + 0.75 * math.log(4 / 3)])
+    assert actions.mode().tolist() == [1]
+    uniform = Categorical(torch.zeros(1, 2))
+    assert actions.kl(uniform).tolist() == pytest.approx([0.25 * math.log(0.5) + 0.75 * math.log(1.5)])
+
+
+def test_categorical_samples_follow_the_probabilities():
+    torch.manual_seed(0)
+    draws = Categorical(torch.tensor([0.2, 0.5, 0.3]).log().expand(20000, 3)).sample()
+    assert draws.dtype == torch.int64
+    assert (draws.bincount(minlength=3) / 20000).tolist() == pytest.approx([0.2, 0.5, 0.3], abs=0.015)
+
+
+def test_multi_categorical_is_a_product_of_its_parts():
+    logits, action = torch.randn(5, 5), torch.tensor([[0, 1], [2, 0], [1, 1], [0, 0], [2, 1]])
+    actions = MultiCategorical(logits, (3, 2))
+    parts = [reference.Categorical(logits=logits[:, :3]), reference.Categorical(logits=logits[:, 3:])]
+    expected = parts[0].log_prob(action[:, 0]) + parts[1].log_prob(action[:, 1])
+    torch.testing.assert_close(actions.log_prob(action), expected)
+    torch.testing.assert_close(actions.entropy(), parts[0].entropy() + parts[1].entropy())
+    assert actions.sample().shape == actions.mode().shape == (5, 2)
+    assert actions.sample()[:, 1].max() < 2
+    torch.testing.assert_close(actions.kl(MultiCategorical(logits + 1.0, (3, 2))), torch.zeros(5))
+
+
+def test_diag_gaussian_agrees_with_torch():
+    mean, log_std, action = torch.randn(6, 2), torch.tensor([0.3, -0.5]), torch.randn(6, 2)
+    actions, expected = DiagGaussian(mean, log_std), reference.Normal(mean, log_std.exp())
+    torch.testing.assert_close(actions.log_prob(action), expected.log_prob(action).sum(-1))
+    torch.testing.assert_close(actions.entropy(), expected.entropy().sum(-1))
+    other = DiagGaussian(torch.randn(6, 2), torch.tensor([-0.2, 0.4]))
+    divergence = reference.kl_divergence(expected, reference.Normal(other.mean, other.log_std.exp())).sum(-1)
+    torch.testing.assert_close(actions.kl(other), divergence)
+    assert torch.equal(actions.mode(), mean)
+
+
+def test_diag_gaussian_samples_have_its_moments():
+    torch.manual_seed(0)
+    draws = DiagGaussian(torch.tensor([[1.0, -2.0]]).expand(20000, 2), torch.tensor([0.0, math.log(0.5)])).sample()
+    assert draws.mean(0).tolist() == pytest.approx([1.0, -2.0], abs=0.03)
+    assert draws.std(0).tolist() == pytest.approx([1.0, 0.5], abs=0.02)
+
+
+@pytest.mark.parametrize("entropy_weight", [0.0, 0.3])
+@pytest.mark.parametrize("kind", ["box", "discrete", "multi_discrete"])
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+def test_gradients_of_the_policy_are_those_of_autograd(kind: str, entropy_weight: float, activation: str):
+    torch.manual_seed(1)
+    policy = Policy(spec_of(kind), [8, 8], activation, log_std=-0.3)
+    with torch.no_grad():
+        for p in policy.parameters():
+            p.add_(torch.randn_like(p), alpha=0.3)
+    obs, weight = torch.randn(7, 4), torch.randn(7)
+    actions = policy(obs)
+    action = actions.sample().detach()
+    objective = (weight * actions.log_prob(action)).sum() + entropy_weight * actions.entropy().sum()
+    expected = torch.autograd.grad(objective, policy.trainable())
+    out = [torch.full_like(p, torch.nan) for p in policy.trainable()]
+    with torch.no_grad():
+        trace = policy.net.trace(obs)
+        by_output = policy.distribution(trace[-1]).gradient(action, weight, entropy_weight)
+        policy.backward(trace, by_output, out)
+    for ours, theirs in zip(out, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_policy_starts_near_uniform_and_acts_in_its_space():
+    torch.manual_seed(0)
+    obs = torch.randn(50, 4)
+    with torch.no_grad():
+        assert Policy(spec_of("discrete"), [64, 64])(obs).entropy().mean() > 0.999 * math.log(3)
+        assert Policy(spec_of("box"), [64, 64])(obs).mode().abs().max() < 0.1
+        for kind, shape in {"box": (50, 2), "discrete": (50,), "multi_discrete": (50, 2)}.items():
+            policy = Policy(spec_of(kind), [8])
+            assert policy.act(obs, explore=True).shape == policy.act(obs, explore=False).shape == shape
+            assert torch.equal(policy.act(obs, explore=False), policy(obs).mode())
+
+
+def test_perceptron_names_the_activations_it_has():
+    with pytest.raises(UserError, match="activation=gelu is not possible here; choose tanh or relu"):
+        Perceptron([4, 8, 1], "gelu", final_gain=1.0)

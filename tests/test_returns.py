@@ -1,0 +1,64 @@
+"""Returns and targets, all by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from rlx.returns import discounted_returns, gae, td_target
+
+
+def test_terminated_states_do_not_bootstrap() -> None:
+    y = td_target(torch.ones(2), torch.tensor([0.5, 0.5]), torch.tensor([0.0, 1.0]), torch.tensor([2.0, 2.0]))
+    assert y.tolist() == [2.0, 1.0]
+
+
+def test_td_target_takes_a_discount_per_row() -> None:
+    y = td_target(torch.zeros(2), torch.tensor([0.5, 0.25]), torch.zeros(2), torch.tensor([4.0, 4.0]))
+    assert y.tolist() == [2.0, 1.0]
+
+
+def column(*values: float) -> torch.Tensor:
+    return torch.tensor(values).unsqueeze(1)
+
+
+def test_gae_by_hand() -> None:
+    # deltas: 1 + 0.5 * 2 - 1 = 1, 1 + 0.5 * 4 - 2 = 1; advantages: 1 + 0.25 * 1 and 1
+    advantage, returns = gae(
+        column(1, 1), column(1, 2), column(2, 4), column(0, 0), column(0, 0), discount=0.5, lam=0.5
+    )
+    assert advantage.flatten().tolist() == [1.25, 1.0]
+    assert returns.flatten().tolist() == [2.25, 3.0]
+
+
+def test_gae_is_cut_at_both_ends_and_bootstraps_from_truncation_only() -> None:
+    reward = torch.ones(2, 2)
+    next_value = torch.full((2, 2), 4.0)
+    terminated = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
+    truncated = torch.tensor([[0.0, 1.0], [0.0, 0.0]])
+    advantage, _ = gae(reward, torch.zeros(2, 2), next_value, terminated, truncated, discount=0.5, lam=1.0)
+    assert advantage.tolist() == [[1.0, 3.0], [3.0, 3.0]]
+
+
+def test_gae_with_lambda_one_is_the_return() -> None:
+    reward = torch.randn(6, 3)
+    value = torch.randn(6, 3)
+    next_value = torch.cat([value[1:], torch.zeros(1, 3)])
+    terminated = torch.zeros(6, 3)
+    terminated[-1] = 1.0
+    _, returns = gae(reward, value, next_value, terminated, torch.zeros(6, 3), discount=0.9, lam=1.0)
+    for env in range(3):
+        expected = discounted_returns(reward[:, env], terminated[:, env], 0.9)
+        torch.testing.assert_close(returns[:, env], expected)
+
+
+@pytest.mark.parametrize("kind", [np.array, torch.tensor])
+def test_monte_carlo_returns_stay_inside_their_episode(kind: type) -> None:
+    returns = discounted_returns(kind([1.0, 2.0, 4.0, 8.0]), kind([0.0, 1.0, 0.0, 0.0]), 0.5)
+    assert isinstance(returns, type(kind([1.0])))
+    assert returns.tolist() == [2.0, 2.0, 8.0, 8.0]
+
+
+def test_returns_of_whole_numbers_are_not_rounded() -> None:
+    assert discounted_returns(np.array([0, 1]), np.array([0, 1]), 0.5).tolist() == [0.5, 1.0]
