@@ -26,12 +26,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as dump_tensors
 from torch import Tensor
 
-from rlx.data.replay import Replay
+from rlx.data.replay import Layout, Replay
 from rlx.errors import UserError
 from rlx.types import Goal, Spec
 
@@ -256,3 +258,35 @@ def find_checkpoint(path: Path) -> Path:
         f"{path} is neither a run folder with checkpoints nor a checkpoint; "
         "give multirun_outputs/runs/RUN or RUN/checkpoints/best."
     )
+
+
+def read_replay(run_dir: Path) -> dict[str, np.ndarray]:
+    """The transitions in a run's latest checkpoint by field, env after env, each in the order of time.
+
+    Actions and rewards are as the learner of that run saw them: scaled and transformed.
+    """
+    store = CheckpointStore(run_dir / "checkpoints")
+    saved = store.latest()
+    if not saved.segments:
+        raise UserError(f"{run_dir} kept no replay (it was not an off-policy run); give the folder of one that did.")
+    num_envs = len(saved.state["journal"]["episodes"])
+    total = saved.state["replay"]["total"]
+    oldest = saved.segments[0]["start"]
+    parts = [load_tensors(data) for _, data in store._read_segments(saved)]
+    rows = torch.cat([part["rows"] for part in parts])
+    order = np.argsort(np.arange(oldest, total) % num_envs, kind="stable")
+    outside = "obs" in parts[0]
+    layout = Layout(saved.spec, outside=outside)
+    layout = layout if layout.width == rows.shape[1] else Layout(saved.spec, mc_return=True, outside=outside)
+    rows = rows[order]
+    if outside:
+        pair = (torch.cat([p["obs"] for p in parts])[order], torch.cat([p["next_obs"] for p in parts])[order])
+        batch = layout.batch(rows, pair)
+    else:
+        batch = layout.batch(rows)
+    truncated = layout.column(rows, "truncated").clone()
+    lanes = np.bincount(np.arange(oldest, total) % num_envs, minlength=num_envs)
+    for last in np.cumsum(lanes) - 1:  # an episode that was still going on is cut
+        truncated[last] = 1.0 - batch.terminated[last]
+    found = {name: getattr(batch, name) for name in ("obs", "action", "reward", "next_obs", "terminated")}
+    return {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in {**found, "truncated": truncated}.items()}

@@ -34,7 +34,7 @@ from rlx.types import Spec
 GROUPS = {
     "algo": ("rlx.algos",),
     "env": ("rlx.envs.factory",),
-    "dataset": ("rlx.data",),
+    "dataset": ("rlx.data.sources", "rlx.data.minari", "rlx.data.mixing"),
     "replay": ("rlx.data.replay",),
     "reward": ("rlx.rewards",),
     "schedule": ("rlx.schedules",),
@@ -86,8 +86,6 @@ def schemas() -> dict[str, type]:
                 if not own or "_target_" not in {f.name for f in fields(cls)}:
                     continue
                 name = module.__name__.rpartition(".")[2] if group == "algo" else _snake(cls.__name__.removesuffix("Config"))
-                if group == "dataset" and module.__name__ == "rlx.data.replay":
-                    continue
                 found[f"{group}/{name}"] = cls
     return found
 

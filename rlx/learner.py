@@ -35,6 +35,8 @@ class Learner(nn.Module):
     actions: tuple[str, ...] = ("box",)  # action kinds it can handle: "box", "discrete", "multi_discrete"
     regimes: tuple[str, ...] = ("off_policy",)  # regimes it can run in, its usual one first
     images: bool = False  # can it read image observations
+    needs_mc_return: bool = False  # does it read `batch.mc_return`
+    td_error: Tensor | None = None  # [B] of the last update, set where `batch.index` asks for new priorities
 
     def __init__(self, cfg: AlgoConfig, spec: Spec):
         super().__init__()

@@ -34,7 +34,7 @@ from rlx.config import (
     trusted,
     validate,
 )
-from rlx.data.replay import Replay, replay_of
+from rlx.data.replay import DatasetReplay, Replay
 from rlx.envs import make_env, make_vector_env, spec_of
 from rlx.envs.factory import EnvConfig
 from rlx.errors import UserError
@@ -141,13 +141,15 @@ def build(cfg: DictConfig, folder: Path) -> Trainer:
         dataset = instantiate(cfg.dataset, spec, int(cfg.seed), trust=cfg.trust)
         reward.fit(dataset)
         dataset = dataset.with_reward_transform(reward)
-        prior = replay_of(dataset, spec, cfg.algo.discount, cfg.replay.n_step, int(cfg.seed))
+        if learner.needs_mc_return:
+            dataset = dataset.with_mc_returns(cfg.algo.discount)
+        prior = DatasetReplay(dataset, spec, cfg.algo.discount, cfg.replay.n_step, int(cfg.seed))
         if learner.cfg.normalize_obs:
             learner.fit_normalizer(torch.from_numpy(np.ascontiguousarray(dataset.obs)))
     envs = make_vector_env(env_cfg) if collects else None
     replay = None
     if from_replay and envs is not None:
-        replay = make_replay(cfg, spec, envs.num_envs)
+        replay = make_replay(cfg, spec, envs.num_envs, prior)
     trainer: Trainer = instantiate(
         cfg.trainer,
         cfg,
@@ -165,13 +167,18 @@ def build(cfg: DictConfig, folder: Path) -> Trainer:
     return trainer
 
 
-def make_replay(cfg: DictConfig, spec: Spec, num_envs: int) -> Replay:
+def make_replay(cfg: DictConfig, spec: Spec, num_envs: int, prior: Replay | None) -> Replay:
     """The replay of an online run; its size is said before anything is written into it."""
     budget = cfg.trainer.max_env_steps
     node = cfg.replay
     if budget is not None and budget < node.capacity:
         node = OmegaConf.merge(node, {"capacity": max(int(budget), num_envs)})  # never needs more
-    replay: Replay = instantiate(node, spec, num_envs, cfg.algo.discount, int(cfg.seed), trust=cfg.trust)
+    like_prior = {}
+    if prior is not None:  # rows of both go into the same batches
+        like_prior = {"mc_return": "mc_return" in prior.layout.slices, "outside": prior.layout.outside}
+    replay: Replay = instantiate(
+        node, spec, num_envs, cfg.algo.discount, int(cfg.seed), trust=cfg.trust, **like_prior
+    )
     log.info("Replay: %s transitions, %.1f MiB", f"{replay.capacity:,}", replay.nbytes / 2**20)
     return replay
 

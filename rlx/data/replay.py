@@ -1,8 +1,9 @@
 """Replay: transitions in contiguous memory, one row each.
 
 A row is `obs | action | reward | next_obs | terminated | truncated | discount [| mc_return]` in float32, so a minibatch
-is one gather and its fields are views. Image observations stay uint8 in columns of their own. A dataset is a replay that
-was filled in one go; n-step returns are formed when sampling, within episodes only.
+is one gather and its fields are views. Observations that do not belong into float32 rows, images and those left on disk,
+are columns of their own. A dataset is a replay that was filled in one go; n-step returns are formed when sampling, within
+episodes only.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,10 +37,10 @@ class UniformConfig:
 class Layout:
     """Which columns of a row hold which field."""
 
-    def __init__(self, spec: Spec, mc_return: bool = False):
+    def __init__(self, spec: Spec, mc_return: bool = False, outside: bool = False):
         self.spec = spec
-        self.image = spec.obs_dtype == "uint8"  # then observations live outside the rows
-        obs = 0 if self.image else spec.obs_dim
+        self.outside = outside or spec.obs_dtype == "uint8"  # do observations live outside the rows
+        obs = 0 if self.outside else spec.obs_dim
         action = 1 if spec.action_kind == "discrete" else spec.action_shape[0]
         widths = {"obs": obs, "action": action, "reward": 1, "next_obs": obs, "terminated": 1, "truncated": 1}
         widths |= {"discount": 1, **({"mc_return": 1} if mc_return else {})}
@@ -53,14 +54,14 @@ class Layout:
         """A field of one number per row, as a view [B]."""
         return rows[:, self.slices[name].start]
 
-    def batch(self, rows: Tensor, images: tuple[Tensor, Tensor] | None = None) -> Batch:
+    def batch(self, rows: Tensor, outside: tuple[Tensor, Tensor] | None = None) -> Batch:
         """Rows [B, width] as a Batch of views."""
-        if images is None:
+        if outside is None:
             obs, next_obs = rows[:, self.slices["obs"]], rows[:, self.slices["next_obs"]]
             if len(self.spec.obs_shape) != 1:
                 obs, next_obs = obs.reshape(-1, *self.spec.obs_shape), next_obs.reshape(-1, *self.spec.obs_shape)
         else:
-            obs, next_obs = images
+            obs, next_obs = outside
         action = rows[:, self.slices["action"]]
         if self.spec.discrete:
             action = action.long()
@@ -80,18 +81,27 @@ class Gathered(NamedTuple):
     """Sampled transitions before they are cut into batches."""
 
     rows: Tensor  # [M, width]
-    images: tuple[Tensor, Tensor] | None = None
+    outside: tuple[Tensor, Tensor] | None = None  # obs and next_obs, where they are not in the rows
 
 
 class Replay:
     """A ring of transitions of `num_envs` envs. Row k of the stream lies at k % capacity."""
 
-    def __init__(self, cfg: UniformConfig, spec: Spec, num_envs: int, discount: float, seed: int, mc_return: bool = False):
+    def __init__(
+        self,
+        cfg: UniformConfig,
+        spec: Spec,
+        num_envs: int,
+        discount: float,
+        seed: int,
+        mc_return: bool = False,
+        outside: bool = False,
+    ):
         if cfg.n_step < 1:
             raise UserError(f"replay.n_step={cfg.n_step} is not possible; give 1 or more.")
         if cfg.capacity < num_envs:
             raise UserError(f"replay.capacity={cfg.capacity} is less than env.num_envs={num_envs}; give a larger one.")
-        self.layout = Layout(spec, mc_return)
+        self.layout = Layout(spec, mc_return, outside)
         self.capacity = cfg.capacity - cfg.capacity % num_envs  # so that neighbours in time are num_envs rows apart
         self.num_envs = num_envs
         self.n_step = cfg.n_step
@@ -100,9 +110,12 @@ class Replay:
         self._rng = np.random.default_rng(np.random.SeedSequence([seed, 0x5EED]))
         _refuse_beyond_memory(self.nbytes, cfg.capacity)
         self._rows = np.zeros((self.capacity, self.layout.width), np.float32)
-        shape = (self.capacity, *spec.obs_shape)
-        self._images = (np.zeros(shape, np.uint8), np.zeros(shape, np.uint8)) if self.layout.image else None
         self._tensor = torch.from_numpy(self._rows)
+        self._outside = self._make_outside() if self.layout.outside else None
+
+    def _make_outside(self) -> tuple[Any, Any]:
+        shape, dtype = (self.capacity, *self.layout.spec.obs_shape), self.layout.spec.obs_dtype
+        return np.zeros(shape, dtype), np.zeros(shape, dtype)
 
     def __len__(self) -> int:
         return min(self.total, self.capacity)
@@ -110,8 +123,9 @@ class Replay:
     @property
     def nbytes(self) -> int:
         """Bytes of memory when full."""
-        images = 2 * self.layout.spec.obs_dim if self.layout.image else 0
-        return self.capacity * (4 * self.layout.width + images)
+        spec = self.layout.spec
+        outside = 2 * spec.obs_dim * np.dtype(spec.obs_dtype).itemsize if self.layout.outside else 0
+        return self.capacity * (4 * self.layout.width + outside)
 
     def add(
         self,
@@ -127,41 +141,45 @@ class Replay:
         m = len(reward)
         start = self.total % self.capacity
         at = slice(start, start + m) if start + m <= self.capacity else (start + np.arange(m)) % self.capacity
-        fields = {
+        fields: dict[str, Any] = {
             "action": action.reshape(m, -1),
             "reward": reward[:, None],
             "terminated": terminated[:, None],
             "truncated": truncated[:, None],
             "discount": self.discount,
         }
-        if mc_return is not None:
-            fields["mc_return"] = mc_return[:, None]
-        if self._images is not None:
-            self._images[0][at], self._images[1][at] = obs, next_obs
-        else:
+        if "mc_return" in self.layout.slices:  # not known while an episode goes on: no bound
+            fields["mc_return"] = -np.inf if mc_return is None else mc_return[:, None]
+        if self._outside is None:
             fields |= {"obs": obs.reshape(m, -1), "next_obs": next_obs.reshape(m, -1)}
+        else:
+            self._add_outside(at, obs, next_obs)
         for name, value in fields.items():
             self._rows[at, self.layout.slices[name]] = value
         self.total += m
 
-    def indices(self, count: int) -> np.ndarray:
-        """Rows to learn from."""
-        return self._rng.integers(0, len(self), count)
+    def _add_outside(self, at: Any, obs: np.ndarray, next_obs: np.ndarray) -> None:
+        assert self._outside is not None
+        self._outside[0][at], self._outside[1][at] = obs, next_obs
 
-    def gather(self, count: int) -> Gathered:
-        """`count` sampled transitions."""
-        index = self.indices(count)
+    def indices(self, batch_size: int, n_batches: int) -> np.ndarray:
+        """[n_batches * batch_size] rows to learn from, batch by batch."""
+        return self._rng.integers(0, len(self), batch_size * n_batches)
+
+    def gather(self, batch_size: int, n_batches: int) -> Gathered:
+        """Transitions for `n_batches` minibatches, one after the other."""
+        index = self.indices(batch_size, n_batches)
         return self._n_step(index) if self.n_step > 1 else self._take(index)
 
     def _take(self, index: np.ndarray) -> Gathered:
         rows = self._tensor.index_select(0, torch.from_numpy(index))
-        if self._images is None:
+        if self._outside is None:
             return Gathered(rows)
-        return Gathered(rows, (torch.from_numpy(self._images[0][index]), torch.from_numpy(self._images[1][index])))
+        return Gathered(rows, (torch.from_numpy(self._outside[0][index]), torch.from_numpy(self._outside[1][index])))
 
     def _n_step(self, index: np.ndarray) -> Gathered:
         """Sum up to n rewards; stop at the end of the episode or at the newest row, and discount accordingly."""
-        rows, images = self._take(index)
+        rows, outside = self._take(index)
         s, column = self.layout.slices, self.layout.column
         oldest = self.total - len(self)
         stream = oldest + (index - oldest) % self.capacity  # position in the stream of all rows
@@ -178,16 +196,16 @@ class Replay:
             reward += torch.where(mask, discount * column(further, "reward"), 0.0)
             discount *= torch.where(mask, column(further, "discount"), 1.0)
             alive &= (column(further, "terminated") + column(further, "truncated") == 0).numpy()
-        end, end_images = self._take(last % self.capacity)
+        end, end_outside = self._take(last % self.capacity)
         rows[:, s["next_obs"]] = end[:, s["next_obs"]]
         rows[:, s["terminated"]] = end[:, s["terminated"]]
         rows[:, s["reward"].start] = reward
         rows[:, s["discount"].start] = discount
-        return Gathered(rows, (images[0], end_images[1]) if images is not None and end_images is not None else None)
+        return Gathered(rows, (outside[0], end_outside[1]) if outside is not None and end_outside is not None else None)
 
     def sample(self, batch_size: int, n_batches: int) -> Iterator[Batch]:
         """`n_batches` minibatches, gathered at once."""
-        yield from cut(self.layout, self.gather(batch_size * n_batches), batch_size)
+        yield from cut(self.layout, self.gather(batch_size, n_batches), batch_size)
 
     # -- checkpoints: rows are written once, in segments of the stream --------------------------------------------
 
@@ -195,8 +213,8 @@ class Replay:
         """Rows [start, end) of the stream, for a checkpoint."""
         index = np.arange(start, end) % self.capacity
         found = {"rows": torch.from_numpy(self._rows[index])}
-        if self._images is not None:
-            found |= {k: torch.from_numpy(v[index]) for k, v in zip(("obs", "next_obs"), self._images, strict=True)}
+        if self._outside is not None:
+            found |= {k: torch.from_numpy(v[index]) for k, v in zip(("obs", "next_obs"), self._outside, strict=True)}
         return found
 
     def load_segment(self, start: int, tensors: dict[str, Tensor]) -> None:
@@ -204,9 +222,9 @@ class Replay:
         n = len(tensors["rows"])
         index = np.arange(start, start + n) % self.capacity
         self._rows[index] = tensors["rows"].numpy()
-        if self._images is not None:
-            self._images[0][index] = tensors["obs"].numpy()
-            self._images[1][index] = tensors["next_obs"].numpy()
+        if self._outside is not None:
+            self._outside[0][index] = tensors["obs"].numpy()
+            self._outside[1][index] = tensors["next_obs"].numpy()
 
     def state(self) -> dict:
         """What a checkpoint keeps besides the rows."""
@@ -232,16 +250,16 @@ class Mixture:
     def sample(self, batch_size: int, n_batches: int) -> Iterator[Batch]:
         n_prior = self.prior_size(batch_size)
         parts = [
-            (source.gather(n * n_batches), n)
+            (source.gather(n, n_batches), n)
             for source, n in ((self.prior, n_prior), (self.online, batch_size - n_prior))
             if n > 0
         ]
         rows = _interleave([(g.rows, n) for g, n in parts], n_batches)
-        images = None
-        if parts[0][0].images is not None:
-            pairs = [[(g.images[k], n) for g, n in parts if g.images is not None] for k in (0, 1)]
-            images = (_interleave(pairs[0], n_batches), _interleave(pairs[1], n_batches))
-        yield from cut(self.online.layout, Gathered(rows, images), batch_size)
+        outside = None
+        if parts[0][0].outside is not None:
+            pairs = [[(g.outside[k], n) for g, n in parts if g.outside is not None] for k in (0, 1)]
+            outside = (_interleave(pairs[0], n_batches), _interleave(pairs[1], n_batches))
+        yield from cut(self.online.layout, Gathered(rows, outside), batch_size)
 
 
 def _interleave(parts: list[tuple[Tensor, int]], n_batches: int) -> Tensor:
@@ -254,24 +272,36 @@ def cut(layout: Layout, gathered: Gathered, batch_size: int) -> Iterator[Batch]:
     """Gathered transitions as minibatches."""
     for start in range(0, len(gathered.rows), batch_size):
         part = slice(start, start + batch_size)
-        images = gathered.images
-        yield layout.batch(gathered.rows[part], None if images is None else (images[0][part], images[1][part]))
+        outside = gathered.outside
+        yield layout.batch(gathered.rows[part], None if outside is None else (outside[0][part], outside[1][part]))
 
 
-def replay_of(dataset: TransitionDataset, spec: Spec, discount: float, n_step: int, seed: int) -> Replay:
+class DatasetReplay(Replay):
     """A dataset as a full replay, so that both are sampled by the same code."""
-    cfg = UniformConfig(capacity=len(dataset), n_step=n_step)
-    replay = Replay(cfg, spec, num_envs=1, discount=discount, seed=seed, mc_return=dataset.mc_return is not None)
-    replay.add(
-        dataset.obs,
-        dataset.action,
-        dataset.reward,
-        dataset.next_obs,
-        dataset.terminated,
-        np.where(dataset.ends, 1.0 - dataset.terminated, 0.0),  # a boundary without a flag is one, too
-        dataset.mc_return,
-    )
-    return replay
+
+    def __init__(self, dataset: TransitionDataset, spec: Spec, discount: float, n_step: int, seed: int):
+        cfg = UniformConfig(capacity=len(dataset), n_step=n_step)
+        self._dataset = dataset
+        on_disk = dataset.memory == "mmap"
+        super().__init__(cfg, spec, 1, discount, seed, mc_return=dataset.mc_return is not None, outside=on_disk)
+        self.add(
+            dataset.obs,
+            dataset.action,
+            dataset.reward,
+            dataset.next_obs,
+            dataset.terminated,
+            np.where(dataset.ends, 1.0 - dataset.terminated, 0.0),
+            dataset.mc_return,
+        )
+
+    def _make_outside(self) -> tuple[Any, Any]:
+        return self._dataset.obs, self._dataset.next_obs
+
+    def _add_outside(self, at: Any, obs: np.ndarray, next_obs: np.ndarray) -> None:
+        """They are there already."""
+
+    def indices(self, batch_size: int, n_batches: int) -> np.ndarray:
+        return self._dataset.sample_rows(self._rng, batch_size, n_batches).ravel()
 
 
 def _refuse_beyond_memory(nbytes: int, capacity: int) -> None:
@@ -294,3 +324,5 @@ def _available_memory() -> int | None:
     if hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return None
+
+

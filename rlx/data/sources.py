@@ -157,7 +157,7 @@ def read_pt(path: str) -> TransitionDataset:
     try:
         with readable(file, "pt"):
             loaded = torch.load(file, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
+    except (pickle.UnpicklingError, IndexError, AttributeError, TypeError) as error:  # what a damaged pickle leads to
         raise UserError(
             f"{file}: holds Python objects or is damaged: expected a dict of tensors saved with torch.save, "
             "and nothing else is ever unpickled."
@@ -207,7 +207,7 @@ def _d3rlpy_episodes(h5: Any, file: Path) -> dict[str, Array]:
 
 
 def read_run(path: str) -> TransitionDataset:
-    from rlx.data.replay import read_replay
+    from rlx.checkpoint import read_replay
 
     if not path:
         raise UserError("No run given for the run dataset: say dataset.path=RUN_FOLDER.")

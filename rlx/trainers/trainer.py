@@ -187,6 +187,8 @@ class Trainer:
                 return
             for batch in self._batches(phase, source):
                 metrics = self.learner.update(batch)
+                if isinstance(batch, Batch) and batch.index is not None:
+                    source.prioritize(batch.index, self.learner.td_error)
                 state.updates += 1
                 state.phase_updates += 1
                 if phase.collect == 0:

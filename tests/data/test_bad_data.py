@@ -1,0 +1,385 @@
+"""Bad data is refused before any work, in one sentence that names the file, the key, what was expected and found."""
+
+from __future__ import annotations
+
+import json
+import logging
+import zipfile
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+from rlx.data import load_transition_dataset
+from rlx.data.sources import Hdf5Config, Memory, NpzConfig, load_hdf5, load_npz
+from rlx.errors import UserError
+from rlx.types import Spec
+
+SPEC = Spec("Toy-v0", (3,), "float32", "box", (2,), (-1.0, -1.0), (1.0, 1.0))
+N = 6
+
+
+def arrays(**changes):
+    rng = np.random.default_rng(0)
+    stream = rng.standard_normal((N + 1, 3)).astype(np.float32)
+    good = {
+        "observations": stream[:-1],
+        "actions": rng.uniform(-1, 1, (N, 2)).astype(np.float32),
+        "rewards": np.arange(N, dtype=np.float32),
+        "next_observations": stream[1:],
+        "terminals": np.zeros(N, dtype=bool),
+        "timeouts": np.arange(N) == N - 1,
+    }
+    good |= changes
+    return {key: value for key, value in good.items() if value is not None}
+
+
+def spoiled(key, row, value):
+    array = arrays()[key].astype(np.float64)
+    array[row] = value
+    return {key: array}
+
+
+def flags(value):
+    return np.full(N, value)
+
+
+# name: (changes of the arrays, what the sentence has to contain)
+BAD_ARRAYS = {
+    "no observations": ({"observations": None}, ["no key for 'obs'", "'observations'"]),
+    "no actions": ({"actions": None}, ["no key for 'action'"]),
+    "no rewards": ({"rewards": None}, ["no key for 'reward'"]),
+    "no terminals": ({"terminals": None}, ["no key for 'terminated'"]),
+    "only done": ({"terminals": None, "dones": flags(0)}, ["'done' does not tell", "'timeouts'"]),
+    "a misspelt key": ({"actions": None, "actionz": np.zeros((N, 2))}, ["did you mean 'actionz'"]),
+    "two names for one column": ({"terminated": flags(0)}, ["'terminated' and 'terminals'", "expected one"]),
+    "no rows": ({k: v[:0] for k, v in arrays().items()}, ["key 'rewards' is empty"]),
+    "short actions": ({"actions": np.zeros((5, 2))}, ["key 'actions' has 5 rows, expected 6 as in 'rewards'"]),
+    "short terminals": ({"terminals": np.zeros(4)}, ["key 'terminals' has 4 rows, expected 6"]),
+    "long timeouts": ({"timeouts": np.zeros(9)}, ["key 'timeouts' has 9 rows, expected 6"]),
+    "short next_observations": ({"next_observations": np.zeros((5, 3))}, ["'next_observations' has 5 rows, expected 6"]),
+    "odd count of observations": (
+        {"observations": np.zeros((9, 3)), "next_observations": None},
+        ["key 'observations' has 9 rows, expected 6 (one per transition) or 7"],
+    ),
+    "other next_observations": ({"next_observations": np.zeros((N, 4))}, ["rows of shape (4,)", "expected (3,)"]),
+    "observations of another env": (
+        {"observations": np.zeros((N, 5)), "next_observations": np.zeros((N, 5))},
+        ["key 'observations' has observations of shape (5,), expected (3,) for Toy-v0"],
+    ),
+    "actions of another env": ({"actions": np.zeros((N, 4))}, ["key 'actions'", "(4,), expected (2,)"]),
+    "discrete actions": ({"actions": np.zeros(N, dtype=np.int64)}, ["dtype int64, expected floats"]),
+    "actions with three axes": ({"actions": np.zeros((N, 2, 2))}, ["key 'actions'", "expected floats [N, dim]"]),
+    "boolean actions": ({"actions": np.zeros((N, 2), dtype=bool)}, ["key 'actions' has dtype bool"]),
+    "boolean observations": ({"observations": np.zeros((N, 3), dtype=bool)}, ["'observations' has dtype bool"]),
+    "image observations": (
+        {"observations": np.zeros((N, 3), np.uint8), "next_observations": np.zeros((N, 3), np.uint8)},
+        ["dtype uint8, expected float32"],
+    ),
+    "rewards with two columns": ({"rewards": np.zeros((N, 2))}, ["key 'rewards' has shape (6, 2)", "[N]"]),
+    "a single reward": ({"rewards": np.float32(1)}, ["key 'rewards' is a single number"]),
+    "complex rewards": ({"rewards": np.zeros(N, dtype=complex)}, ["key 'rewards' has dtype complex128"]),
+    "rewards in words": ({"rewards": np.array(["a"] * N)}, ["key 'rewards' has dtype <U1"]),
+    "NaN observation": (spoiled("observations", 2, np.nan), ["key 'observations' holds nan in row 2"]),
+    "inf reward": (spoiled("rewards", 4, np.inf), ["key 'rewards' holds inf in row 4"]),
+    "-inf next observation": (spoiled("next_observations", 5, -np.inf), ["'next_observations' holds -inf in row 5"]),
+    "NaN action": (spoiled("actions", 1, np.nan), ["key 'actions' holds nan in row 1"]),
+    "too large for float32": (spoiled("observations", 0, 1e300), ["holds inf in row 0", "float32"]),
+    "terminals of 2": ({"terminals": flags(2)}, ["key 'terminals' holds 2 in row 0: expected only 0 and 1"]),
+    "timeouts of 0.5": ({"timeouts": flags(0.5)}, ["key 'timeouts' holds 0.5 in row 0"]),
+    "NaN terminals": ({"terminals": flags(np.nan)}, ["key 'terminals' holds nan in row 0"]),
+    "only one-row episodes, no successor": (
+        {"next_observations": None, "timeouts": flags(1)},
+        ["leaves no transition"],
+    ),
+}
+
+
+def refuse(path, capsys=None, **load):
+    """The sentence with which a file is refused."""
+    with pytest.raises(UserError) as caught:
+        load_transition_dataset(path, **load)
+    sentence = str(caught.value)
+    assert str(path) in sentence
+    assert "\n" not in sentence
+    return sentence
+
+
+@pytest.mark.parametrize("name", BAD_ARRAYS)
+def test_bad_arrays_in_npz(name, tmp_path):
+    changes, expected = BAD_ARRAYS[name]
+    np.savez(tmp_path / "bad.npz", **arrays(**changes))
+    sentence = refuse(tmp_path / "bad.npz", spec=SPEC)
+    for part in expected:
+        assert part in sentence
+
+
+@pytest.mark.parametrize("name", ["no rewards", "short actions", "NaN observation", "actions of another env"])
+@pytest.mark.parametrize("kind", ["pt", "hdf5"])
+def test_bad_arrays_in_other_files(name, kind, tmp_path):
+    changes, expected = BAD_ARRAYS[name]
+    path = tmp_path / f"bad.{kind}"
+    if kind == "pt":
+        torch.save({k: torch.as_tensor(v) for k, v in arrays(**changes).items()}, path)
+    else:
+        with h5py.File(path, "w") as file:
+            for key, array in arrays(**changes).items():
+                file[key] = array
+    sentence = refuse(path, spec=SPEC)
+    for part in expected:
+        assert part in sentence
+
+
+def test_the_good_arrays_of_these_tests_load(tmp_path):
+    np.savez(tmp_path / "good.npz", **arrays())
+    assert len(load_transition_dataset(tmp_path / "good.npz", SPEC)) == N
+
+
+def write_npz(path):
+    np.savez(path, **arrays())
+
+
+def write_hdf5(path):
+    with h5py.File(path, "w") as file:
+        for key, array in arrays().items():
+            file[key] = array
+
+
+def write_pt(path):
+    torch.save({k: torch.as_tensor(v) for k, v in arrays().items()}, path)
+
+
+WRITERS = {"npz": write_npz, "hdf5": write_hdf5, "pt": write_pt}
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_missing_file(kind, tmp_path):
+    assert "no such file" in refuse(tmp_path / f"none.{kind}")
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_empty_file(kind, tmp_path):
+    path = tmp_path / f"empty.{kind}"
+    path.touch()
+    assert "the file is empty" in refuse(path)
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_folder_is_not_a_file(kind, tmp_path):
+    (tmp_path / f"folder.{kind}").mkdir()
+    assert "is a folder" in refuse(tmp_path / f"folder.{kind}")
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_truncated_file(kind, tmp_path):
+    path = tmp_path / f"cut.{kind}"
+    WRITERS[kind](path)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    assert f"cannot be read as {kind}" in refuse(path)
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_file_of_another_kind(kind, tmp_path):
+    path = tmp_path / f"text.{kind}"
+    path.write_text("this is only text, and more of it than a header would take\n" * 20)
+    sentence = refuse(path)
+    assert f"cannot be read as {kind}" in sentence or "expected a dict of tensors" in sentence
+
+
+def test_flipped_bytes_in_npz(tmp_path):
+    path = tmp_path / "flipped.npz"
+    write_npz(path)
+    data = bytearray(path.read_bytes())
+    with zipfile.ZipFile(path) as archive:
+        place = archive.getinfo("actions.npy").header_offset + 200
+    data[place] ^= 0xFF
+    path.write_bytes(bytes(data))
+    assert "cannot be read as npz" in refuse(path)
+
+
+def test_objects_in_npz_are_never_unpickled(tmp_path):
+    path = tmp_path / "objects.npz"
+    np.savez(path, **arrays(rewards=np.array([{}] * N, dtype=object)))
+    assert "never unpickled" in refuse(path)
+    with pytest.raises(UserError, match="object array"):
+        load_npz(NpzConfig(path=str(path), memory=Memory.mmap), SPEC)
+
+
+def test_npz_without_arrays(tmp_path):
+    np.savez(tmp_path / "none.npz")
+    assert "holds no arrays" in refuse(tmp_path / "none.npz")
+
+
+def test_compressed_npz_cannot_be_mapped(tmp_path):
+    np.savez_compressed(tmp_path / "small.npz", **arrays())
+    with pytest.raises(UserError, match=r"compressed and cannot be memory-mapped.*memory=ram"):
+        load_npz(NpzConfig(path=str(tmp_path / "small.npz"), memory=Memory.mmap), SPEC)
+
+
+def test_chunked_hdf5_cannot_be_mapped(tmp_path):
+    path = tmp_path / "chunked.hdf5"
+    with h5py.File(path, "w") as file:
+        for key, array in arrays().items():
+            file.create_dataset(key, data=array, chunks=True)
+    with pytest.raises(UserError, match=r"chunked.*memory=ram"):
+        load_hdf5(Hdf5Config(path=str(path), memory=Memory.mmap), SPEC)
+
+
+class Trap:
+    """Unpickling this would run code."""
+
+    def __reduce__(self):
+        return (logging.error, ("ran",))
+
+
+def test_objects_in_pt_are_never_unpickled(tmp_path, caplog):
+    torch.save({**{k: torch.as_tensor(v) for k, v in arrays().items()}, "more": Trap()}, tmp_path / "trap.pt")
+    assert "nothing else is ever unpickled" in refuse(tmp_path / "trap.pt")
+    assert "ran" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("saved", "expected"),
+    [(torch.zeros(3), "holds a Tensor, expected a dict"), ({"rewards": [1.0]}, "key 'rewards' is a list")],
+)
+def test_pt_that_is_no_dict_of_tensors(saved, expected, tmp_path):
+    torch.save(saved, tmp_path / "odd.pt")
+    assert expected in refuse(tmp_path / "odd.pt")
+
+
+def test_links_into_other_hdf5_files_are_refused(tmp_path):
+    write_hdf5(tmp_path / "other.hdf5")
+    write_hdf5(tmp_path / "links.hdf5")
+    with h5py.File(tmp_path / "links.hdf5", "a") as file:
+        del file["rewards"]
+        file["rewards"] = h5py.ExternalLink("other.hdf5", "rewards")
+    assert "key 'rewards' is a link into another file" in refuse(tmp_path / "links.hdf5")
+
+
+def test_external_storage_of_hdf5_is_refused(tmp_path):
+    path = tmp_path / "outside.hdf5"
+    arrays()["rewards"].tofile(tmp_path / "raw.bin")
+    write_hdf5(path)
+    with h5py.File(path, "a") as file:
+        del file["rewards"]
+        file.create_dataset("rewards", (N,), "f4", external=[(str(tmp_path / "raw.bin"), 0, N * 4)])
+    assert "key 'rewards' keeps its data in another file" in refuse(path)
+
+
+def test_virtual_hdf5_arrays_are_refused(tmp_path):
+    path = tmp_path / "virtual.hdf5"
+    write_hdf5(tmp_path / "other.hdf5")
+    write_hdf5(path)
+    with h5py.File(path, "a") as file:
+        del file["rewards"]
+        layout = h5py.VirtualLayout((N,), "f4")
+        layout[:] = h5py.VirtualSource(tmp_path / "other.hdf5", "rewards", (N,))
+        file.create_virtual_dataset("rewards", layout)
+    assert "key 'rewards' keeps its data in another file" in refuse(path)
+
+
+def test_a_group_where_an_array_should_be(tmp_path):
+    path = tmp_path / "group.hdf5"
+    write_hdf5(path)
+    with h5py.File(path, "a") as file:
+        del file["rewards"]
+        file.create_group("rewards")
+    assert "key 'rewards' is a group" in refuse(path)
+
+
+def test_choices_beyond_the_action_space(tmp_path):
+    spec = Spec("Toy-v0", (3,), "float32", "discrete", (), action_sizes=(2,))
+    np.savez(tmp_path / "bad.npz", **arrays(actions=np.array([0, 1, 2, 0, 1, 0])))
+    assert "choices from 0 to 2, expected 0 up to 1" in refuse(tmp_path / "bad.npz", spec=spec)
+
+
+def test_floats_for_a_discrete_env(tmp_path):
+    spec = Spec("Toy-v0", (3,), "float32", "discrete", (), action_sizes=(2,))
+    np.savez(tmp_path / "bad.npz", **arrays())
+    assert "dtype float32, expected integers: Toy-v0 is discrete" in refuse(tmp_path / "bad.npz", spec=spec)
+
+
+def test_data_of_another_env(tmp_path):
+    np.savez(tmp_path / "other.npz", **arrays(), env_id=np.array("Other-v1"))
+    assert "recorded on Other-v1, expected Toy-v0" in refuse(tmp_path / "other.npz", spec=SPEC)
+    assert len(load_npz(NpzConfig(path=str(tmp_path / "other.npz"), any_env=True), SPEC)) == N
+
+
+def test_another_version_of_the_env_is_only_a_warning(tmp_path, caplog):
+    np.savez(tmp_path / "older.npz", **arrays(), env_id=np.array("Toy-v1"))
+    load_transition_dataset(tmp_path / "older.npz", SPEC)
+    assert "was recorded on Toy-v1 and is used for Toy-v0" in caplog.text
+
+
+def test_unknown_kind_of_file(tmp_path):
+    (tmp_path / "data.csv").write_text("a,b\n")
+    assert "unknown kind of dataset" in refuse(tmp_path / "data.csv")
+
+
+def test_no_path_given():
+    with pytest.raises(UserError, match="dataset.path=FILE"):
+        load_npz(NpzConfig(), SPEC)
+
+
+# -- Minari storage --------------------------------------------------------------------------------------------------
+
+
+def minari_folder(root, metadata=None, episodes=1, **changes):
+    folder = root / "toy" / "data-v0"
+    (folder / "data").mkdir(parents=True)
+    (folder / "data" / "metadata.json").write_text(json.dumps({"data_format": "hdf5", **(metadata or {})}))
+    with h5py.File(folder / "data" / "main_data.hdf5", "w") as file:
+        for i in range(episodes):
+            group = file.create_group(f"episode_{i}")
+            stored = {
+                "observations": np.zeros((N + 1, 3), np.float32),
+                "actions": np.zeros((N, 2), np.float32),
+                "rewards": np.zeros(N, np.float32),
+                "terminations": np.zeros(N, bool),
+                "truncations": np.arange(N) == N - 1,
+            }
+            for key, array in (stored | changes).items():
+                if array is not None:
+                    group[key] = array
+    return folder
+
+
+BAD_MINARI = {
+    "arrow": (dict(metadata={"data_format": "arrow"}), "stored as 'arrow', expected 'hdf5'"),
+    "no episodes": (dict(episodes=0), "holds no episodes"),
+    "missing key": (dict(rewards=None), "no key '/episode_0/rewards'"),
+    "no last observation": (
+        dict(observations=np.zeros((N, 3))),
+        "key 'episode_0/observations' has 6 rows, expected 7 for 6 rewards",
+    ),
+    "short actions": (dict(actions=np.zeros((N - 1, 2))), "key 'episode_0/actions' has 5 rows, expected 6"),
+    "incomplete": (dict(metadata={"total_steps": 99}), "holds 6 transitions, expected 99"),
+    "NaN": (dict(rewards=np.full(N, np.nan, np.float32)), "key 'rewards' holds nan in row 0"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_MINARI)
+def test_bad_minari_storage(name, tmp_path):
+    changes, expected = BAD_MINARI[name]
+    assert expected in refuse(minari_folder(tmp_path, **changes))
+
+
+def test_minari_with_observations_in_parts_we_do_not_know(tmp_path):
+    folder = minari_folder(tmp_path, observations=None)
+    with h5py.File(folder / "data" / "main_data.hdf5", "a") as file:
+        file["episode_0/observations/camera"] = np.zeros((N + 1, 3))
+    assert "has the parts camera" in refuse(folder)
+
+
+@pytest.mark.parametrize("text", ["{", "[]"])
+def test_minari_metadata_that_is_no_json_object(text, tmp_path):
+    folder = minari_folder(tmp_path)
+    (folder / "data" / "metadata.json").write_text(text)
+    assert "cannot be read as Minari metadata" in refuse(folder)
+
+
+def test_minari_without_its_data_file(tmp_path):
+    folder = minari_folder(tmp_path)
+    (folder / "data" / "main_data.hdf5").unlink()
+    assert "incomplete" in refuse(folder)
