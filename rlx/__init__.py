@@ -12,9 +12,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rlx.data.sources import load_transition_dataset
     from rlx.errors import UserError
     from rlx.policy import Policy
-    from rlx.workflows import Result, evaluate, load, predict, resume, train
+    from rlx.workflows import Result, collect, evaluate, inspect_data, load, predict, resume, train
 
 __version__ = "0.1.0"
 
@@ -25,11 +26,26 @@ _HOMES = {
     "evaluate": "rlx.workflows",
     "predict": "rlx.workflows",
     "load": "rlx.workflows",
+    "collect": "rlx.workflows",
+    "inspect_data": "rlx.workflows",
+    "load_transition_dataset": "rlx.data.sources",
     "Result": "rlx.workflows",
     "Policy": "rlx.policy",
     "UserError": "rlx.errors",
 }
-__all__ = ["Policy", "Result", "UserError", "evaluate", "load", "predict", "resume", "train"]
+__all__ = [
+    "Policy",
+    "Result",
+    "UserError",
+    "collect",
+    "evaluate",
+    "inspect_data",
+    "load",
+    "load_transition_dataset",
+    "predict",
+    "resume",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -29,6 +29,8 @@ python -m rlx -m [overrides]                  a sweep over comma-separated overr
 python -m rlx resume RUN [KEY=VALUE ...]      continue a run, e.g. with a longer budget
 python -m rlx evaluate RUN_OR_CHECKPOINT [episodes=10] [seed=0] [--json]
 python -m rlx predict CHECKPOINT --obs '[...]'
+python -m rlx collect CHECKPOINT id=my/dataset-v0 [episodes=100] [noise=0.1] [seed=0]
+python -m rlx inspect-data SOURCE [env=NAME]  what is in a dataset: a file, a run folder or a Minari id
 python -m rlx list [algo|env|dataset|...]     what there is to choose from
 python -m rlx --cfg job [overrides]           print the composed config
 
@@ -45,6 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "resume": resume,
         "evaluate": evaluate,
         "predict": predict,
+        "collect": collect,
+        "inspect-data": inspect_data,
         "list": list_choices,
     }
     try:
@@ -191,13 +195,9 @@ def evaluate(arguments: list[str]) -> int:
 
     path = _path(arguments, "evaluate RUN_OR_CHECKPOINT [episodes=10] [seed=0] [--json]")
     as_json = "--json" in arguments
-    options: dict[str, Any] = {"trust": _take_trust(arguments)}
-    for argument in (a for a in arguments if a != "--json"):
-        key, _, value = argument.partition("=")
-        if key not in ("episodes", "seed") or not value.lstrip("-").isdigit():
-            raise UserError(f"{argument!r} means nothing to evaluate; it takes episodes=N, seed=N and --json.")
-        options[key] = int(value)
-    found = evaluate_policy(path, **options)
+    trust = _take_trust(arguments)
+    options = _options([a for a in arguments if a != "--json"], {"episodes": int, "seed": int}, "evaluate")
+    found = evaluate_policy(path, **options, trust=trust)
     if as_json:
         sys.stdout.write(json.dumps(found) + "\n")
         return 0
@@ -230,6 +230,33 @@ def predict(arguments: list[str]) -> int:
     return 0
 
 
+def collect(arguments: list[str]) -> int:
+    from rlx.workflows import collect as collect_dataset
+
+    path = _path(arguments, "collect CHECKPOINT id=my/dataset-v0 [episodes=100] [noise=0.1] [seed=0]")
+    trust = _take_trust(arguments)
+    options = _options(arguments, {"id": str, "episodes": int, "noise": float, "seed": int}, "collect")
+    if "id" not in options:
+        raise UserError("collect needs the id of the dataset it makes; add id=my/dataset-v0.")
+    collect_dataset(path, **options, trust=trust)
+    return 0
+
+
+def inspect_data(arguments: list[str]) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    from rlx.workflows import inspect_data as rows_of
+
+    source = _path(arguments, "inspect-data SOURCE [env=NAME]")
+    options = _options(arguments, {"env": str}, "inspect-data")
+    table = Table(show_header=False)
+    for name, value in rows_of(str(source), **options):
+        table.add_row(name, value)
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    return 0
+
+
 def list_choices(arguments: list[str]) -> int:
     from rich.console import Console
     from rich.table import Table
@@ -255,6 +282,19 @@ def _path(arguments: list[str], usage: str) -> Path:
     if not arguments or arguments[0].startswith("-") or "=" in arguments[0]:
         raise UserError(f"A path is missing; type: python -m rlx {usage}")
     return Path(arguments.pop(0))
+
+
+def _options(arguments: list[str], kinds: dict[str, Callable[[str], Any]], verb: str) -> dict[str, Any]:
+    """KEY=VALUE arguments of a verb, converted."""
+    found = {}
+    for argument in arguments:
+        key, _, value = argument.partition("=")
+        try:
+            found[key] = kinds[key](value)
+        except (KeyError, ValueError) as error:
+            takes = ", ".join(f"{k}={kind.__name__}" for k, kind in kinds.items())
+            raise UserError(f"{argument!r} means nothing to {verb}; it takes {takes}.") from error
+    return found
 
 
 def _take_trust(arguments: list[str]) -> tuple[str, ...]:

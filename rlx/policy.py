@@ -28,10 +28,12 @@ class Policy:
                 f"The observation has shape {array.shape}; {self.spec.env_id} expects {self.spec.obs_shape}, "
                 "or a batch of such observations."
             )
-        batch = torch.from_numpy(array[None] if single else array)
-        action = self.learner.act(batch, explore=not deterministic).cpu().numpy()
-        action = self._to_env_units(action)
+        action = self._to_env_units(self.act_scaled(array[None] if single else array, deterministic))
         return action[0] if single else action
+
+    def act_scaled(self, obs: np.ndarray, deterministic: bool = True) -> np.ndarray:
+        """Actions in the learner's units, [-1, 1] for a box, for a batch of observations."""
+        return self.learner.act(torch.from_numpy(obs), explore=not deterministic).cpu().numpy()
 
     def _to_env_units(self, action: np.ndarray) -> np.ndarray:
         low, high = np.array(self.spec.action_low, np.float32), np.array(self.spec.action_high, np.float32)

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import platform
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -34,11 +35,16 @@ from rlx.config import (
     trusted,
     validate,
 )
+from rlx.data.collect import collect_episodes
+from rlx.data.inspect import inspect_dataset
+from rlx.data.minari import minari_root, write_minari
 from rlx.data.replay import DatasetReplay, Replay
+from rlx.data.sources import load_transition_dataset
 from rlx.envs import make_env, make_vector_env, spec_of
 from rlx.envs.factory import EnvConfig
 from rlx.errors import UserError
 from rlx.learner import Learner
+from rlx.paths import conf_dir
 from rlx.policy import Policy
 from rlx.rng import seed_everything
 from rlx.trainers.trainer import INTERRUPTS, Trainer, evaluate_learner
@@ -337,3 +343,50 @@ def evaluate(path: str | Path, episodes: int = 10, seed: int = 0, trust: tuple[s
 def predict(path: str | Path, obs: Any, trust: tuple[str, ...] = ()) -> Any:
     """The deterministic action for one observation (or a batch), as plain numbers."""
     return np.asarray(load(path, trust).act(obs)).tolist()
+
+
+# -- data ------------------------------------------------------------------------------------------------------------
+
+
+def collect(
+    path: str | Path, id: str, episodes: int = 100, noise: float = 0.0, seed: int = 0, trust: tuple[str, ...] = ()
+) -> Path:
+    """Roll a policy out into a Minari dataset; the folder it was written to."""
+    if episodes < 1:
+        raise UserError(f"episodes={episodes} is not possible; give at least 1.")
+    if noise < 0:
+        raise UserError(f"noise={noise} is not possible; give 0 or more.")
+    if not re.fullmatch(r"([\w-]{2,}/)*[\w-]+-v\d+", id):
+        raise UserError(f"id={id} is no Minari id; give one such as id=my/dataset-v0.")
+    storage = minari_root()
+    if (storage / id).exists():
+        raise UserError(f"The dataset {id} exists already in {storage}; choose another id, or delete it.")
+    learner, cfg = _restore_learner(path, trust)
+    refuse_foreign_env(cfg, trust)
+    if learner.spec.goal is not None:
+        raise UserError(f"{cfg.env.id} is a goal env, whose dict observations collect cannot write; use another env.")
+    envs = make_vector_env(OmegaConf.to_object(cfg.env), min(episodes, 10))  # type: ignore[arg-type]
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            policy = Policy(learner)
+            found = collect_episodes(policy.act_scaled, envs, learner.spec, episodes, noise, seed)
+    finally:
+        envs.close()
+    text = f"{episodes} episodes of {cfg.algo.name} on {cfg.env.id} with noise {noise}"
+    folder = write_minari(id, found, str(cfg.env.id), storage, algorithm=str(cfg.algo.name), description=text)
+    returns = [float(e.reward.sum()) for e in found]
+    log.info("%s: %d transitions, return %.1f +- %.1f", folder, sum(len(e.reward) for e in found),
+             np.mean(returns), np.std(returns))  # fmt: skip
+    return folder
+
+
+def inspect_data(source: str | Path, env: str | None = None) -> list[tuple[str, str]]:
+    """What is in a dataset, as rows of a table; with an env preset or id, also whether it fits."""
+    dataset = load_transition_dataset(source)
+    spec = None
+    if env is not None:
+        preset = (conf_dir() / "env" / f"{env}.yaml").is_file()
+        cfg = compose_config([f"env={env}"] if preset else [f"env.id={env}"])
+        spec = env_spec(OmegaConf.to_object(cfg.env))  # type: ignore[arg-type]
+    return inspect_dataset(dataset, spec)

@@ -37,6 +37,7 @@ class A2CConfig(AlgoConfig):
     max_grad_norm: float = 0.5  # of policy and value function together
     momentum: float = 0.0  # beta1 of Adam; 0: RMSprop
     square_decay: float = 0.99  # beta2 of Adam: memory of the mean square
+    eps: float = 3e-3  # added to the root of the mean square
     log_std_init: float = 0.0  # of box actions
 
 
@@ -66,7 +67,7 @@ class A2C(Learner):
             self.register_buffer("obs_count", torch.zeros((), dtype=torch.int64))
         params = [*self.policy.parameters(), *self.critic.parameters()]
         betas = (cfg.momentum, cfg.square_decay)
-        self.optimizers["policy"] = Adam(params, cfg.lr, betas, eps=1e-5, max_grad_norm=cfg.max_grad_norm)
+        self.optimizers["policy"] = Adam(params, cfg.lr, betas, eps=cfg.eps, max_grad_norm=cfg.max_grad_norm)
 
     def normalize(self, obs: Tensor) -> Tensor:
         return super().normalize(obs).clamp(-CLIP, CLIP) if self.cfg.normalize_obs else obs

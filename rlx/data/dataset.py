@@ -193,8 +193,8 @@ def scale_actions(action: Array, spec: Spec) -> tuple[Array, int]:
     bounded = np.isfinite(low) & np.isfinite(high)
     if (low == -1).all() and (high == 1).all() and np.abs(bounds(action)).max() <= 1:
         return action, 0  # the usual case of large sets: nothing to do, nothing to copy
-    center = np.where(bounded, (low + high) / 2, 0).astype(np.float32)
-    half = np.where(bounded, (high - low) / 2, 1).astype(np.float32)
+    low, high = np.where(bounded, low, np.float32(-1)), np.where(bounded, high, np.float32(1))
+    center, half = (low + high) / 2, (high - low) / 2
     scaled = (action - center) / half
     beyond = int((np.abs(scaled[:, bounded]) > 1 + 1e-5).sum())
     limit = np.where(bounded, np.float32(1), np.float32(np.inf))

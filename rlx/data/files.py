@@ -109,14 +109,13 @@ def hdf5_file(path: Path) -> Iterator[Any]:
     """An HDF5 file open for reading that has no links out of itself."""
     import h5py
 
-    def check(name: bytes, info: Any) -> None:
-        if info.type == h5py.h5l.TYPE_EXTERNAL:
-            raise UserError(
-                f"{path}: key '{name.decode()}' is a link into another file, which is refused; copy the data."
-            )
+    def outward(name: bytes, info: Any) -> str | None:
+        return name.decode() if info.type == h5py.h5l.TYPE_EXTERNAL else None
 
     with readable(path, "hdf5"), h5py.File(path, "r") as file:
-        file.id.links.visit(check, info=True)
+        link = file.id.links.visit(outward, info=True)  # the first name that it returns, or None
+        if link is not None:
+            raise UserError(f"{path}: key '{link}' is a link into another file, which is refused; copy the data.")
         yield file
 
 

@@ -58,7 +58,10 @@ BAD_ARRAYS = {
     "short actions": ({"actions": np.zeros((5, 2))}, ["key 'actions' has 5 rows, expected 6 as in 'rewards'"]),
     "short terminals": ({"terminals": np.zeros(4)}, ["key 'terminals' has 4 rows, expected 6"]),
     "long timeouts": ({"timeouts": np.zeros(9)}, ["key 'timeouts' has 9 rows, expected 6"]),
-    "short next_observations": ({"next_observations": np.zeros((5, 3))}, ["'next_observations' has 5 rows, expected 6"]),
+    "short next_observations": (
+        {"next_observations": np.zeros((5, 3))},
+        ["'next_observations' has 5 rows, expected 6"],
+    ),
     "odd count of observations": (
         {"observations": np.zeros((9, 3)), "next_observations": None},
         ["key 'observations' has 9 rows, expected 6 (one per transition) or 7"],
@@ -346,16 +349,16 @@ def minari_folder(root, metadata=None, episodes=1, **changes):
 
 
 BAD_MINARI = {
-    "arrow": (dict(metadata={"data_format": "arrow"}), "stored as 'arrow', expected 'hdf5'"),
-    "no episodes": (dict(episodes=0), "holds no episodes"),
-    "missing key": (dict(rewards=None), "no key '/episode_0/rewards'"),
+    "arrow": ({"metadata": {"data_format": "arrow"}}, "stored as 'arrow', expected 'hdf5'"),
+    "no episodes": ({"episodes": 0}, "holds no episodes"),
+    "missing key": ({"rewards": None}, "no key '/episode_0/rewards'"),
     "no last observation": (
-        dict(observations=np.zeros((N, 3))),
+        {"observations": np.zeros((N, 3))},
         "key 'episode_0/observations' has 6 rows, expected 7 for 6 rewards",
     ),
-    "short actions": (dict(actions=np.zeros((N - 1, 2))), "key 'episode_0/actions' has 5 rows, expected 6"),
-    "incomplete": (dict(metadata={"total_steps": 99}), "holds 6 transitions, expected 99"),
-    "NaN": (dict(rewards=np.full(N, np.nan, np.float32)), "key 'rewards' holds nan in row 0"),
+    "short actions": ({"actions": np.zeros((N - 1, 2))}, "key 'episode_0/actions' has 5 rows, expected 6"),
+    "incomplete": ({"metadata": {"total_steps": 99}}, "holds 6 transitions, expected 99"),
+    "NaN": ({"rewards": np.full(N, np.nan, np.float32)}, "key 'rewards' holds nan in row 0"),
 }
 
 

@@ -133,7 +133,7 @@ def test_actions_outside_are_clipped_and_counted_or_refused(caplog):
     clipped = data.with_scaled_actions(BOX)
     assert clipped.action[[0, 2]].tolist() == [[-1, -1], [1, 1]]
     assert "2 action entries (20.0 %) outside the box clipped" in caplog.text
-    with pytest.raises(UserError, match="some.npz: key 'action' has 2 entries outside"):
+    with pytest.raises(UserError, match=r"some\.npz: key 'action' has 2 entries outside"):
         data.with_scaled_actions(BOX, "error")
 
 

@@ -1,0 +1,115 @@
+"""BCQ: batch-constrained deep Q-learning (Fujimoto et al., 2019), arXiv:1812.02900.
+
+A VAE proposes actions that the data might hold, a small perturbation improves them, the critics choose among them:
+
+    candidates  a_n = clip(b_n + phi * xi(s, b_n)),  b_n = decode(s, z_n),  z_n ~ clipped N(0, 1)
+    critic      y = r + discount * (1 - terminated) * max_n (lam * min_i Q_i'(s', a_n) + (1 - lam) * max_i Q_i'(s', a_n)),
+                a_n with the target xi'
+    actor       max Q_1(s, a) over xi, for one candidate per state
+    policy      the candidate with the largest Q_1
+
+Deviation: evaluation draws its latents once, when the learner is made, and keeps them with the weights: the policy is
+then a function of the observation. Online it chooses among `candidates` fresh ones and adds Gaussian noise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from rlx.algos.td3_bc import critic_loss
+from rlx.errors import require
+from rlx.learner import AlgoConfig, Learner
+from rlx.nn import Adam, Critic, DeterministicActor, compilable, polyak, target_of
+from rlx.returns import td_target
+from rlx.types import Batch, Metrics, Spec
+from rlx.vae import VAE, by_blocks, vae_loss
+
+
+@dataclass
+class BCQConfig(AlgoConfig):
+    _target_: str = "rlx.algos.bcq.BCQ"
+    name: str = "bcq"
+    actor_lr: float = 1e-3
+    critic_lr: float = 1e-3
+    vae_lr: float = 1e-3
+    vae_hidden: list[int] = field(default_factory=lambda: [750, 750])
+    kl_weight: float = 0.5  # of the latent's divergence against the reconstruction
+    phi: float = 0.05  # largest perturbation, in units of the largest action
+    lam: float = 0.75  # weight of the smaller critic in a target
+    candidates: int = 10  # actions per next state, and per state when collecting online
+    eval_candidates: int = 100  # actions per state at evaluation
+    tau: float = 0.005  # step of the target networks
+    exploration_noise: float = 0.1  # std of the noise when collecting online
+
+
+def soft_min(q: Tensor, lam: float) -> Tensor:
+    """lam * min + (1 - lam) * max over the critics, which come first."""
+    return torch.lerp(q.amax(0), q.amin(0), lam)
+
+
+def perturbed(action: Tensor, perturbation: Tensor, phi: float) -> Tensor:
+    """The proposed action, moved by at most `phi`, inside [-1, 1]."""
+    return (action + phi * perturbation).clamp(-1.0, 1.0)
+
+
+def bcq_loss(q: Tensor, perturbation: Tensor) -> tuple[Tensor, Metrics]:
+    """-Q of the perturbed actions [B]; how much of its range the perturbation [B, dim(A)] uses is told beside."""
+    loss = -q.mean()
+    return loss, {"loss/actor": loss.detach(), "policy/perturbation": perturbation.detach().abs().mean()}
+
+
+class BCQ(Learner):
+    actions = ("box",)
+    regimes = ("offline", "offline_to_online")
+    cfg: BCQConfig
+
+    def __init__(self, cfg: BCQConfig, spec: Spec):
+        super().__init__(cfg, spec)
+        require(0.0 < cfg.tau <= 1.0, f"algo.tau is {cfg.tau}; it has to be in (0, 1], for example algo.tau=0.005.")
+        require(0.0 <= cfg.phi <= 1.0, f"algo.phi is {cfg.phi}; it has to be in [0, 1], for example algo.phi=0.05.")
+        require(0.0 <= cfg.lam <= 1.0, f"algo.lam is {cfg.lam}; it has to be in [0, 1], for example algo.lam=0.75.")
+        require(cfg.kl_weight >= 0.0, f"algo.kl_weight is {cfg.kl_weight}; use 0 or more, as algo.kl_weight=0.5.")
+        require(cfg.exploration_noise >= 0.0, f"algo.exploration_noise is {cfg.exploration_noise}; use 0 or more.")
+        for name in ("candidates", "eval_candidates"):
+            require(getattr(cfg, name) >= 1, f"algo.{name} is {getattr(cfg, name)}; use 1 or more, as algo.{name}=10.")
+        obs_dim, action_dim = spec.obs_dim, spec.action_dim
+        self.vae = VAE(obs_dim, action_dim, cfg.vae_hidden)
+        self.actor = DeterministicActor(obs_dim + action_dim, action_dim, cfg.hidden)  # xi(s, b)
+        self.critic = Critic(obs_dim, action_dim, cfg.hidden)
+        self.target_actor, self.target_critic = target_of(self.actor), target_of(self.critic)
+        self.register_buffer("eval_latents", self.vae.draw(cfg.eval_candidates))
+        self.widest = max(*cfg.hidden, *cfg.vae_hidden)
+        self.optimizers = {
+            "vae": Adam(self.vae.parameters(), cfg.vae_lr),
+            "actor": Adam(self.actor.parameters(), cfg.actor_lr),
+            "critic": Adam(self.critic.parameters(), cfg.critic_lr),
+        }
+
+    @torch.no_grad()
+    def act(self, obs: Tensor, explore: bool) -> Tensor:
+        if not explore:
+            return self._best(self.normalize(obs), self.eval_latents)
+        action = self._best(self.normalize(obs), self.vae.draw(self.cfg.candidates))
+        return (action + self.cfg.exploration_noise * torch.randn_like(action)).clamp(-1.0, 1.0)
+
+    def _best(self, obs: Tensor, latents: Tensor) -> Tensor:
+        """For each state, the candidate of these latents that the first critic likes best."""
+        n, rows = len(latents), len(obs)
+        action = self._by_blocks(self._candidate, obs.repeat(n, 1), latents.repeat_interleave(rows, 0))
+        
+
+    def update(self, batch: Batch) -> Metrics:
+        self.updates += 1
+        batch = self.normalized(batch)
+        loss, metrics = self._vae_loss(batch)
+        self.optimizers["vae"].minimize(loss)
+        loss, critic_metrics = self._critic_loss(batch)
+        self.optimizers["critic"].minimize(loss)
+        loss, actor_metrics = self._actor_loss(batch.obs)
+        self.optimizers["actor"].minimize(loss)
+        polyak(self.target_critic.parameters(), self.critic.parameters(), self.cfg.tau)
+        polyak(self.target_actor.parameters(), self.actor.parameters(), self.cfg.tau)
+        return metrics | critic_metrics | actor_metrics

@@ -1,0 +1,81 @@
+"""DDPG: deep deterministic policy gradient (Lillicrap et al., 2016), arXiv:1509.02971.
+
+    critic  y = r + discount * (1 - terminated) * Q'(s', pi'(s')),  min (Q(s, a) - y)^2
+    actor   max Q(s, pi(s))
+    acting  pi(s) + noise, clipped to the box
+
+Deviations, all of them the re-tuned DDPG of the TD3 paper: Gaussian noise in place of the Ornstein-Uhlenbeck process,
+one learning rate and no weight decay, a faster target, the action as an input of the critic's first layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlx.algos.td3 import actor_loss, explored
+from rlx.algos.td3_bc import critic_loss
+from rlx.errors import require
+from rlx.learner import AlgoConfig, Learner
+from rlx.nn import Adam, Critic, DeterministicActor, compilable, polyak, target_of
+from rlx.returns import td_target
+from rlx.types import Batch, Metrics, Spec
+
+
+@dataclass
+class DDPGConfig(AlgoConfig):
+    _target_: str = "rlx.algos.ddpg.DDPG"
+    name: str = "ddpg"
+    actor_lr: float = 1e-3
+    critic_lr: float = 1e-3
+    tau: float = 0.005  # step of the target networks
+    exploration_noise: float = 0.1  # std of the noise when collecting
+
+
+class DDPG(Learner):
+    actions = ("box",)
+    regimes = ("off_policy", "offline_to_online", "offline")
+    cfg: DDPGConfig
+
+    def __init__(self, cfg: DDPGConfig, spec: Spec):
+        super().__init__(cfg, spec)
+        require(0.0 < cfg.tau <= 1.0, f"algo.tau is {cfg.tau}; it has to be in (0, 1], for example algo.tau=0.005.")
+        noise = cfg.exploration_noise
+        require(noise >= 0.0, f"algo.exploration_noise is {noise}; use 0 for none, or more.")
+        self.actor = DeterministicActor(spec.obs_dim, spec.action_dim, cfg.hidden)
+        self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.hidden, n=1)
+        self.target_actor = target_of(self.actor)
+        self.target_critic = target_of(self.critic)
+        self.optimizers = {
+            "actor": Adam(self.actor.parameters(), cfg.actor_lr),
+            "critic": Adam(self.critic.parameters(), cfg.critic_lr),
+        }
+
+    @torch.no_grad()
+    def act(self, obs: Tensor, explore: bool) -> Tensor:
+        action = self.actor(self.normalize(obs))
+        return explored(action, self.cfg.exploration_noise) if explore else action
+
+    def update(self, batch: Batch) -> Metrics:
+        self.updates += 1
+        batch = self.normalized(batch)
+        loss, metrics = self._critic_loss(batch)
+        self.optimizers["critic"].minimize(loss)
+        loss, actor_metrics = self._actor_loss(batch.obs)
+        self.optimizers["actor"].minimize(loss)
+        polyak(self.target_critic.parameters(), self.critic.parameters(), self.cfg.tau)
+        polyak(self.target_actor.parameters(), self.actor.parameters(), self.cfg.tau)
+        return metrics | actor_metrics
+
+    @compilable
+    def _critic_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
+        with torch.no_grad():
+            next_value = self.target_critic(batch.next_obs, self.target_actor(batch.next_obs))[0]
+            target = td_target(batch.reward, batch.discount, batch.terminated, next_value)
+        return critic_loss(self.critic(batch.obs, batch.action), target)
+
+    @compilable
+    def _actor_loss(self, obs: Tensor) -> tuple[Tensor, Metrics]:
+        return actor_loss(self.critic(obs, self.actor(obs), frozen=True)[0])

@@ -1,0 +1,109 @@
+"""REDQ: randomized ensembled double Q-learning (Chen et al., 2021), arXiv:2101.05982.
+
+SAC with many updates per env step, kept unbiased enough by an ensemble:
+
+    critic       y = r + discount * (1 - terminated) * (min_{i in M} Q_i'(s', a') - alpha * log pi(a'|s')),
+                 M: `subset` of the `critics`, redrawn for every critic step
+    actor        min alpha * log pi(a|s) - mean_i Q_i(s, a), with the temperature, on the last minibatch of an env step
+
+The target entropy is -dim(A), except on MuJoCo, where the authors use MBPO's table (the tuned pairs have it).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlx.algos.sac import actor_loss, alpha_loss, critic_loss
+from rlx.errors import require
+from rlx.learner import AlgoConfig, Learner
+from rlx.nn import Adam, Critic, GaussianActor, compilable, polyak, target_of
+from rlx.returns import td_target
+from rlx.types import Batch, Metrics, Spec
+
+
+@dataclass
+class REDQConfig(AlgoConfig):
+    _target_: str = "rlx.algos.redq.REDQ"
+    name: str = "redq"
+    actor_lr: float = 3e-4
+    critic_lr: float = 3e-4
+    alpha_lr: float = 3e-4
+    alpha: float = 1.0  # the temperature, or its first value
+    learn_alpha: bool = True  # move the temperature towards the target entropy
+    target_entropy: float | None = None  # None: -dim(A)
+    tau: float = 0.005  # step of the target critics
+    critics: int = 10  # size of the ensemble
+    subset: int = 2  # critics behind one target, drawn anew for every critic step
+    policy_delay: int = 20  # critic steps per step of the actor and the temperature: the updates per env step
+
+
+class REDQ(Learner):
+    actions = ("box",)
+    regimes = ("off_policy", "offline_to_online", "offline")
+    cfg: REDQConfig
+
+    def __init__(self, cfg: REDQConfig, spec: Spec):
+        super().__init__(cfg, spec)
+        require(0.0 < cfg.tau <= 1.0, f"algo.tau is {cfg.tau}; it has to be in (0, 1], for example algo.tau=0.005.")
+        require(cfg.alpha > 0.0, f"algo.alpha is {cfg.alpha}; a temperature is positive, for example algo.alpha=0.2.")
+        require(cfg.critics >= 1, f"algo.critics is {cfg.critics}; an ensemble has at least 1, as algo.critics=10.")
+        require(
+            1 <= cfg.subset <= cfg.critics,
+            f"algo.subset is {cfg.subset} of algo.critics={cfg.critics}; take between 1 and {cfg.critics} of them.",
+        )
+        require(cfg.policy_delay >= 1, f"algo.policy_delay is {cfg.policy_delay}; use 1 or more, as 20.")
+        self.actor = GaussianActor(spec.obs_dim, spec.action_dim, cfg.hidden)
+        self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.hidden, cfg.critics)
+        self.target_critic = target_of(self.critic)
+        self.log_alpha = torch.nn.Parameter(torch.tensor(math.log(cfg.alpha)))
+        self.target_entropy = -float(spec.action_dim) if cfg.target_entropy is None else cfg.target_entropy
+        self.optimizers = {
+            "actor": Adam(self.actor.parameters(), cfg.actor_lr),
+            "critic": Adam(self.critic.parameters(), cfg.critic_lr),
+            "alpha": Adam([self.log_alpha], cfg.alpha_lr),
+        }
+
+    def act(self, obs: Tensor, explore: bool) -> Tensor:
+        return self.actor.act(self.normalize(obs), explore)
+
+    def update(self, batch: Batch) -> Metrics:
+        self.updates += 1
+        batch = self.normalized(batch)
+        alpha = self.log_alpha.detach().exp()
+
+        members = torch.randperm(self.cfg.critics)[: self.cfg.subset]
+        loss, metrics = self._critic_loss(batch, alpha, members)
+        self.optimizers["critic"].minimize(loss)
+        polyak(self.target_critic.parameters(), self.critic.parameters(), self.cfg.tau)
+
+        if self.due(self.cfg.policy_delay):
+            loss, log_prob, actor_metrics = self._actor_loss(batch.obs, alpha)
+            self.optimizers["actor"].minimize(loss)
+            metrics |= actor_metrics | self._update_alpha(log_prob)
+        return metrics
+
+    @compilable
+    def _critic_loss(self, batch: Batch, alpha: Tensor, members: Tensor) -> tuple[Tensor, Metrics]:
+        with torch.no_grad():
+            next_action, next_log_prob = self.actor.sample(batch.next_obs)
+            smallest = self.target_critic(batch.next_obs, next_action, members=members).amin(0)
+            next_value = smallest - alpha * next_log_prob
+            target = td_target(batch.reward, batch.discount, batch.terminated, next_value)
+        return critic_loss(self.critic(batch.obs, batch.action), target)
+
+    @compilable
+    def _actor_loss(self, obs: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor, Metrics]:
+        action, log_prob = self.actor.sample(obs)
+        q = self.critic(obs, action, frozen=True).mean(0)
+        loss, metrics = actor_loss(q, log_prob, alpha)
+        return loss, log_prob.detach(), metrics
+
+    def _update_alpha(self, log_prob: Tensor) -> Metrics:
+        loss, metrics = alpha_loss(self.log_alpha, log_prob, self.target_entropy)
+        if self.cfg.learn_alpha:
+            self.optimizers["alpha"].minimize(loss)
+        return metrics

@@ -1,0 +1,98 @@
+"""TD3: twin delayed deep deterministic policy gradient (Fujimoto et al., 2018), arXiv:1802.09477.
+
+    critic  y = r + discount * (1 - terminated) * min_i Q_i'(s', pi'(s') + clipped noise),  min sum_i (Q_i(s, a) - y)^2
+    actor   max Q_1(s, pi(s)), and the targets follow, once in `policy_delay` critic updates
+    acting  pi(s) + Gaussian noise, clipped to the box
+
+Sizes and learning rates are those of the authors' later code: two layers of 256, batches of 256, Adam at 3e-4.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlx.algos.td3_bc import critic_loss, smoothed
+from rlx.errors import require
+from rlx.learner import AlgoConfig, Learner
+from rlx.nn import Adam, Critic, DeterministicActor, compilable, polyak, target_of
+from rlx.returns import td_target
+from rlx.types import Batch, Metrics, Spec
+
+
+@dataclass
+class TD3Config(AlgoConfig):
+    _target_: str = "rlx.algos.td3.TD3"
+    name: str = "td3"
+    actor_lr: float = 3e-4
+    critic_lr: float = 3e-4
+    policy_delay: int = 2  # critic updates per update of the actor and of all targets
+    tau: float = 0.005  # step of the target networks
+    target_noise: float = 0.2  # std of the noise on the target policy's action
+    target_noise_clip: float = 0.5
+    exploration_noise: float = 0.1  # std of the noise when collecting
+
+
+def actor_loss(q: Tensor) -> tuple[Tensor, Metrics]:
+    """The deterministic policy gradient: climb the value [B] of the policy's actions."""
+    loss = -q.mean()
+    return loss, {"loss/actor": loss.detach()}
+
+
+def explored(action: Tensor, std: float) -> Tensor:
+    """The action under Gaussian noise, inside [-1, 1]."""
+    return (action + std * torch.randn_like(action)).clamp_(-1.0, 1.0)
+
+
+class TD3(Learner):
+    actions = ("box",)
+    regimes = ("off_policy", "offline_to_online", "offline")
+    cfg: TD3Config
+
+    def __init__(self, cfg: TD3Config, spec: Spec):
+        super().__init__(cfg, spec)
+        require(0.0 < cfg.tau <= 1.0, f"algo.tau is {cfg.tau}; it has to be in (0, 1], for example algo.tau=0.005.")
+        require(cfg.policy_delay >= 1, f"algo.policy_delay is {cfg.policy_delay}; use 1 or more, as 2.")
+        for field in ("target_noise", "target_noise_clip", "exploration_noise"):
+            value = getattr(cfg, field)
+            require(value >= 0.0, f"algo.{field} is {value}; use 0 for none, or more.")
+        self.actor = DeterministicActor(spec.obs_dim, spec.action_dim, cfg.hidden)
+        self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.hidden)
+        self.target_actor = target_of(self.actor)
+        self.target_critic = target_of(self.critic)
+        self.optimizers = {
+            "actor": Adam(self.actor.parameters(), cfg.actor_lr),
+            "critic": Adam(self.critic.parameters(), cfg.critic_lr),
+        }
+
+    @torch.no_grad()
+    def act(self, obs: Tensor, explore: bool) -> Tensor:
+        action = self.actor(self.normalize(obs))
+        return explored(action, self.cfg.exploration_noise) if explore else action
+
+    def update(self, batch: Batch) -> Metrics:
+        self.updates += 1
+        batch = self.normalized(batch)
+        loss, metrics = self._critic_loss(batch)
+        self.optimizers["critic"].minimize(loss)
+        if self.due(self.cfg.policy_delay):
+            loss, actor_metrics = self._actor_loss(batch.obs)
+            self.optimizers["actor"].minimize(loss)
+            metrics |= actor_metrics
+            polyak(self.target_critic.parameters(), self.critic.parameters(), self.cfg.tau)
+            polyak(self.target_actor.parameters(), self.actor.parameters(), self.cfg.tau)
+        return metrics
+
+    @compilable
+    def _critic_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
+        with torch.no_grad():
+            next_action = smoothed(self.target_actor(batch.next_obs), self.cfg.target_noise, self.cfg.target_noise_clip)
+            next_value = self.target_critic(batch.next_obs, next_action).amin(0)
+            target = td_target(batch.reward, batch.discount, batch.terminated, next_value)
+        return critic_loss(self.critic(batch.obs, batch.action), target)
+
+    @compilable
+    def _actor_loss(self, obs: Tensor) -> tuple[Tensor, Metrics]:
+        return actor_loss(self.critic(obs, self.actor(obs), frozen=True, members=slice(1))[0])

@@ -1,0 +1,165 @@
+"""TQC: truncated quantile critics (Kuznetsov et al., 2020), arXiv:2005.04269.
+
+SAC whose critics give `quantiles` values of the return each; the largest of all of them are left out of the target:
+
+    critic       Z(s', a') = all target quantiles, pooled and sorted, without the `critics * dropped` largest
+                 y_j = r + discount * (1 - terminated) * (Z_j(s', a') - alpha * log pi(a'|s'))
+                 min mean_ij |tau_i - 1(y_j < z_i)| * huber(y_j - z_i),  tau_i = (2i - 1) / (2 * quantiles)
+    actor        min alpha * log pi(a|s) - mean of all quantiles at (s, a)
+
+The loss over all pairs (z_i, y_j) is not formed pair by pair: the targets are sorted, so prefix sums give it exactly.
+Deviation: critics are as wide as the actor; the paper's are `critic_hidden: [512, 512, 512]`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rlx.algos.sac import actor_loss, alpha_loss
+from rlx.errors import require
+from rlx.learner import AlgoConfig, Learner
+from rlx.nn import MLP, Adam, GaussianActor, compilable, polyak, target_of
+from rlx.returns import td_target
+from rlx.types import Batch, Metrics, Spec
+
+
+@dataclass
+class TQCConfig(AlgoConfig):
+    _target_: str = "rlx.algos.tqc.TQC"
+    name: str = "tqc"
+    actor_lr: float = 3e-4
+    critic_lr: float = 3e-4
+    alpha_lr: float = 3e-4
+    alpha: float = 1.0  # the temperature, or its first value
+    learn_alpha: bool = True  # move the temperature towards the target entropy
+    target_entropy: float | None = None  # None: -dim(A)
+    tau: float = 0.005  # step of the target critics
+    critics: int = 5  # size of the ensemble
+    quantiles: int = 25  # values of each critic
+    dropped: int = 2  # of the quantiles, per critic: how pessimistic the target is
+    critic_hidden: list[int] | None = None  # layers of the critics; None: as `hidden`
+
+
+def truncated(quantiles: Tensor, dropped: int) -> Tensor:
+    """Quantiles [n, B, q] pooled and sorted, without the n * dropped largest: [B, n * (q - dropped)]."""
+    n, _, q = quantiles.shape
+    pooled = quantiles.transpose(0, 1).flatten(1)
+    return pooled.sort(-1).values[:, : n * (q - dropped)]
+
+
+def quantile_huber(quantiles: Tensor, target: Tensor) -> Tensor:
+    """The mean over all pairs of |tau_i - 1(y_j < z_i)| * huber(y_j - z_i), of z [n, B, q] and *sorted* y [B, m].
+
+    The sorted targets fall into four ranges around each z_i, cut at z_i - 1, z_i and z_i + 1: far below, near below,
+    near above, far above. What a range adds follows from how many targets it has, their sum and their sum of squares,
+    which are differences of prefix sums. So a pair costs nothing and a quantile a binary search; float64 keeps the
+    differences exact.
+    """
+    n, rows, q = quantiles.shape
+    m = target.shape[-1]
+    z = quantiles.transpose(0, 1).reshape(rows, n * q).double()
+    y = target.detach().double()
+    cuts = torch.searchsorted(y, torch.cat([z.detach() - 1.0, z.detach(), z.detach() + 1.0], -1)).view(rows, 3, n * q)
+    cuts = torch.cat([torch.zeros_like(cuts[:, :1]), cuts, torch.full_like(cuts[:, :1], m)], 1)
+
+    def in_range(values: Tensor) -> Tensor:
+        """The sum [B, 4, n * q] of the values [B, m] in each range."""
+        sums = F.pad(values.cumsum(-1), (1, 0)).gather(1, cuts.flatten(1)).view_as(cuts)
+        return sums.diff(dim=1)
+
+    count, total, squares = cuts.diff(dim=1), in_range(y), in_range(y.square())
+    near = 0.5 * (count * z.square().unsqueeze(1) - 2.0 * z.unsqueeze(1) * total + squares)
+    below = count[:, 0] * (z - 0.5) - total[:, 0] + near[:, 1]
+    above = near[:, 2] + total[:, 3] - count[:, 3] * (z + 0.5)
+    tau = ((torch.arange(q, device=z.device, dtype=z.dtype) + 0.5) / q).repeat(n)
+    return ((1.0 - tau) * below + tau * above).mean().float() / m
+
+
+def critic_loss(quantiles: Tensor, target: Tensor) -> tuple[Tensor, Metrics]:
+    """Quantile regression of all critics [n, B, q] against one set of sorted targets [B, m]."""
+    loss = quantile_huber(quantiles, target)
+    return loss, {"loss/critic": loss.detach(), "q/mean": quantiles.detach().mean(), "q/target": target.mean()}
+
+
+class QuantileCritic(MLP):
+    """Z(s, a), `n` of them with `quantiles` each: [n, B, quantiles]."""
+
+    def __init__(self, obs_dim: int, action_dim: int, hidden: Sequence[int], n: int, quantiles: int):
+        super().__init__([obs_dim + action_dim, *hidden, quantiles], ensemble=n)
+
+    def forward(self, obs: Tensor, action: Tensor, frozen: bool = False) -> Tensor:  # type: ignore[override]
+        return super().forward(torch.cat([obs, action], -1), frozen)
+
+
+class TQC(Learner):
+    actions = ("box",)
+    regimes = ("off_policy", "offline_to_online", "offline")
+    cfg: TQCConfig
+
+    def __init__(self, cfg: TQCConfig, spec: Spec):
+        super().__init__(cfg, spec)
+        require(0.0 < cfg.tau <= 1.0, f"algo.tau is {cfg.tau}; it has to be in (0, 1], for example algo.tau=0.005.")
+        require(cfg.alpha > 0.0, f"algo.alpha is {cfg.alpha}; a temperature is positive, for example algo.alpha=0.2.")
+        require(cfg.critics >= 1, f"algo.critics is {cfg.critics}; an ensemble has at least 1, as algo.critics=5.")
+        require(
+            0 <= cfg.dropped < cfg.quantiles,
+            f"algo.dropped is {cfg.dropped} of algo.quantiles={cfg.quantiles}; drop at least 0 and keep at least 1.",
+        )
+        hidden = cfg.hidden if cfg.critic_hidden is None else cfg.critic_hidden
+        self.actor = GaussianActor(spec.obs_dim, spec.action_dim, cfg.hidden)
+        self.critic = QuantileCritic(spec.obs_dim, spec.action_dim, hidden, cfg.critics, cfg.quantiles)
+        self.target_critic = target_of(self.critic)
+        self.log_alpha = torch.nn.Parameter(torch.tensor(math.log(cfg.alpha)))
+        self.target_entropy = -float(spec.action_dim) if cfg.target_entropy is None else cfg.target_entropy
+        self.optimizers = {
+            "actor": Adam(self.actor.parameters(), cfg.actor_lr),
+            "critic": Adam(self.critic.parameters(), cfg.critic_lr),
+            "alpha": Adam([self.log_alpha], cfg.alpha_lr),
+        }
+
+    def act(self, obs: Tensor, explore: bool) -> Tensor:
+        return self.actor.act(self.normalize(obs), explore)
+
+    def update(self, batch: Batch) -> Metrics:
+        self.updates += 1
+        batch = self.normalized(batch)
+        alpha = self.log_alpha.detach().exp()
+
+        loss, metrics = self._critic_loss(batch, alpha)
+        self.optimizers["critic"].minimize(loss)
+
+        loss, log_prob, actor_metrics = self._actor_loss(batch.obs, alpha)
+        self.optimizers["actor"].minimize(loss)
+
+        metrics |= actor_metrics | self._update_alpha(log_prob)
+        polyak(self.target_critic.parameters(), self.critic.parameters(), self.cfg.tau)
+        return metrics
+
+    @compilable
+    def _critic_loss(self, batch: Batch, alpha: Tensor) -> tuple[Tensor, Metrics]:
+        with torch.no_grad():
+            next_action, next_log_prob = self.actor.sample(batch.next_obs)
+            kept = truncated(self.target_critic(batch.next_obs, next_action), self.cfg.dropped)  # [B, m]
+            next_value = (kept - (alpha * next_log_prob).unsqueeze(-1)).T
+            # [m, B]: every quantile has its own target; a discount of at least 0 leaves them in order
+            target = td_target(batch.reward, batch.discount, batch.terminated, next_value).T.contiguous()
+        return critic_loss(self.critic(batch.obs, batch.action), target)
+
+    @compilable
+    def _actor_loss(self, obs: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor, Metrics]:
+        action, log_prob = self.actor.sample(obs)
+        q = self.critic(obs, action, frozen=True).mean((0, 2))
+        loss, metrics = actor_loss(q, log_prob, alpha)
+        return loss, log_prob.detach(), metrics
+
+    def _update_alpha(self, log_prob: Tensor) -> Metrics:
+        loss, metrics = alpha_loss(self.log_alpha, log_prob, self.target_entropy)
+        if self.cfg.learn_alpha:
+            self.optimizers["alpha"].minimize(loss)
+        return metrics
