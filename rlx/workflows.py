@@ -335,7 +335,7 @@ def evaluate(path: str | Path, episodes: int = 10, seed: int = 0, trust: tuple[s
         "checkpoint": str(find_checkpoint(Path(path))),
         "episodes": episodes,
         "seed": seed,
-        **found.metrics(),
+        **found.metrics(str(cfg.env.id)),
         "returns": found.returns.tolist(),
     }
 

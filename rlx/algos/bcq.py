@@ -81,7 +81,6 @@ class BCQ(Learner):
         self.critic = Critic(obs_dim, action_dim, cfg.hidden)
         self.target_actor, self.target_critic = target_of(self.actor), target_of(self.critic)
         self.register_buffer("eval_latents", self.vae.draw(cfg.eval_candidates))
-        self.widest = max(*cfg.hidden, *cfg.vae_hidden)
         self.optimizers = {
             "vae": Adam(self.vae.parameters(), cfg.vae_lr),
             "actor": Adam(self.actor.parameters(), cfg.actor_lr),
@@ -90,16 +89,25 @@ class BCQ(Learner):
 
     @torch.no_grad()
     def act(self, obs: Tensor, explore: bool) -> Tensor:
-        if not explore:
-            return self._best(self.normalize(obs), self.eval_latents)
-        action = self._best(self.normalize(obs), self.vae.draw(self.cfg.candidates))
-        return (action + self.cfg.exploration_noise * torch.randn_like(action)).clamp(-1.0, 1.0)
+        latents = self.vae.draw(self.cfg.candidates) if explore else self.eval_latents
+        action = by_blocks(lambda block: self._best(block, latents), self.normalize(obs), len(latents))
+        if explore:
+            action = (action + self.cfg.exploration_noise * torch.randn_like(action)).clamp(-1.0, 1.0)
+        return action
 
     def _best(self, obs: Tensor, latents: Tensor) -> Tensor:
-        """For each state, the candidate of these latents that the first critic likes best."""
-        n, rows = len(latents), len(obs)
-        action = self._by_blocks(self._candidate, obs.repeat(n, 1), latents.repeat_interleave(rows, 0))
-        
+        """For every state the one candidate, of these latents, that the first critic likes best."""
+        rows = obs.repeat(len(latents), 1)
+        action, _ = self._propose(rows, latents.repeat_interleave(len(obs), 0), self.actor)
+        best = self.critic(rows, action, members=slice(1)).view(len(latents), -1).argmax(0)
+        return action.view(len(latents), *obs.shape[:1], -1)[best, torch.arange(len(obs), device=obs.device)]
+
+    def _propose(self, obs: Tensor, latent: Tensor, actor: DeterministicActor) -> tuple[Tensor, Tensor]:
+        """Perturbed actions of the behaviour model, and their perturbations in [-1, 1]."""
+        with torch.no_grad():
+            action = torch.tanh(self.vae.decode(obs, latent))
+        perturbation = actor(torch.cat([obs, action], -1))
+        return perturbed(action, perturbation, self.cfg.phi), perturbation
 
     def update(self, batch: Batch) -> Metrics:
         self.updates += 1
@@ -113,3 +121,26 @@ class BCQ(Learner):
         polyak(self.target_critic.parameters(), self.critic.parameters(), self.cfg.tau)
         polyak(self.target_actor.parameters(), self.actor.parameters(), self.cfg.tau)
         return metrics | critic_metrics | actor_metrics
+
+    @compilable
+    def _vae_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
+        return vae_loss(batch.action, *self.vae(batch.obs, batch.action), self.cfg.kl_weight)
+
+    @compilable
+    def _critic_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
+        with torch.no_grad():
+            next_value = by_blocks(self._next_value, batch.next_obs, self.cfg.candidates)
+            target = td_target(batch.reward, batch.discount, batch.terminated, next_value)
+        return critic_loss(self.critic(batch.obs, batch.action), target)
+
+    def _next_value(self, next_obs: Tensor) -> Tensor:
+        """First the soft minimum over the critics, then the maximum over the candidates."""
+        rows = next_obs.repeat(self.cfg.candidates, 1)
+        action, _ = self._propose(rows, self.vae.draw(len(rows)), self.target_actor)
+        return soft_min(self.target_critic(rows, action), self.cfg.lam).view(self.cfg.candidates, -1).amax(0)
+
+    @compilable
+    def _actor_loss(self, obs: Tensor) -> tuple[Tensor, Metrics]:
+        action, perturbation = self._propose(obs, self.vae.draw(len(obs)), self.actor)
+        q = self.critic(obs, action, frozen=True, members=slice(1))[0]
+        return bcq_loss(q, perturbation)

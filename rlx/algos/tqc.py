@@ -7,7 +7,7 @@ SAC whose critics give `quantiles` values of the return each; the largest of all
                  min mean_ij |tau_i - 1(y_j < z_i)| * huber(y_j - z_i),  tau_i = (2i - 1) / (2 * quantiles)
     actor        min alpha * log pi(a|s) - mean of all quantiles at (s, a)
 
-The loss over all pairs (z_i, y_j) is not formed pair by pair: the targets are sorted, so prefix sums give it exactly.
+The loss is not summed pair by pair (z_i, y_j): the targets are sorted, so that prefix sums give it exactly.
 Deviation: critics are as wide as the actor; the paper's are `critic_hidden: [512, 512, 512]`.
 """
 
@@ -53,32 +53,31 @@ def truncated(quantiles: Tensor, dropped: int) -> Tensor:
     return pooled.sort(-1).values[:, : n * (q - dropped)]
 
 
+def half_squared_excess(x: Tensor, y: Tensor) -> Tensor:
+    """sum_j max(x - y_j, 0)^2 / 2 for every x [B, k] over the *sorted* y [B, m] of its row.
+
+    A binary search finds the y_j below x; their number, sum and sum of squares (differences of prefix sums) do the rest.
+    """
+    count = torch.searchsorted(y, x.detach())
+    sums = F.pad(y.cumsum(-1), (1, 0)).gather(1, count)
+    squares = F.pad(y.square().cumsum(-1), (1, 0)).gather(1, count)
+    return x * (0.5 * count * x - sums) + 0.5 * squares
+
+
 def quantile_huber(quantiles: Tensor, target: Tensor) -> Tensor:
     """The mean over all pairs of |tau_i - 1(y_j < z_i)| * huber(y_j - z_i), of z [n, B, q] and *sorted* y [B, m].
 
-    The sorted targets fall into four ranges around each z_i, cut at z_i - 1, z_i and z_i + 1: far below, near below,
-    near above, far above. What a range adds follows from how many targets it has, their sum and their sum of squares,
-    which are differences of prefix sums. So a pair costs nothing and a quantile a binary search; float64 keeps the
-    differences exact.
+    With E(x) = `half_squared_excess`, the targets below z_i add huber's E(z_i) - E(z_i - 1), and those above it
+    E(z_i + 1) - E(z_i) + sum_j (y_j - z_i - 1/2): no pair is ever formed. float64, as these are small differences.
     """
     n, rows, q = quantiles.shape
-    m = target.shape[-1]
     z = quantiles.transpose(0, 1).reshape(rows, n * q).double()
-    y = target.detach().double()
-    cuts = torch.searchsorted(y, torch.cat([z.detach() - 1.0, z.detach(), z.detach() + 1.0], -1)).view(rows, 3, n * q)
-    cuts = torch.cat([torch.zeros_like(cuts[:, :1]), cuts, torch.full_like(cuts[:, :1], m)], 1)
-
-    def in_range(values: Tensor) -> Tensor:
-        """The sum [B, 4, n * q] of the values [B, m] in each range."""
-        sums = F.pad(values.cumsum(-1), (1, 0)).gather(1, cuts.flatten(1)).view_as(cuts)
-        return sums.diff(dim=1)
-
-    count, total, squares = cuts.diff(dim=1), in_range(y), in_range(y.square())
-    near = 0.5 * (count * z.square().unsqueeze(1) - 2.0 * z.unsqueeze(1) * total + squares)
-    below = count[:, 0] * (z - 0.5) - total[:, 0] + near[:, 1]
-    above = near[:, 2] + total[:, 3] - count[:, 3] * (z + 0.5)
-    tau = ((torch.arange(q, device=z.device, dtype=z.dtype) + 0.5) / q).repeat(n)
-    return ((1.0 - tau) * below + tau * above).mean().float() / m
+    y = target.double()
+    lower, middle, upper = half_squared_excess(torch.cat([z - 1.0, z, z + 1.0], -1), y).chunk(3, -1)
+    below = middle - lower
+    above = upper - middle + y.sum(-1, keepdim=True) - y.shape[-1] * (z + 0.5)
+    tau = ((torch.arange(q, device=z.device) + 0.5) / q).repeat(n)
+    return (torch.lerp(below, above, tau.double()).mean() / y.shape[-1]).float()
 
 
 def critic_loss(quantiles: Tensor, target: Tensor) -> tuple[Tensor, Metrics]:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rlx.data.columns import Array, Columns, assemble, bounds, on_disk, take
+from rlx.data.columns import Array, Columns, assemble, bounds, chunks, on_disk, take
 from rlx.errors import UserError
 from rlx.types import Spec
 
@@ -80,6 +80,12 @@ class TransitionDataset:
     def returns(self) -> Array:
         """[E] undiscounted raw return of every episode."""
         return np.add.reduceat(self.raw_reward.astype(np.float64), self.episodes[:, 0])
+
+    def obs_statistics(self) -> tuple[Array, Array]:
+        """Mean and standard deviation of the observations, read piece by piece."""
+        mean = sum(self.obs[rows].sum(0, dtype=np.float64) for rows in chunks(self.obs)) / len(self)
+        squares = sum(np.square(self.obs[rows] - mean).sum(0) for rows in chunks(self.obs))
+        return mean.astype(np.float32), np.sqrt(squares / len(self)).astype(np.float32)
 
     def sample_rows(self, rng: np.random.Generator, batch_size: int, n_batches: int) -> Array:
         """[n_batches, batch_size] rows to learn from; a mixture with shares keeps them exactly in every batch."""

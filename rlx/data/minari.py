@@ -31,12 +31,13 @@ from rlx.data.columns import Array
 from rlx.data.dataset import TransitionDataset
 from rlx.data.files import hdf5_array, hdf5_file, readable
 from rlx.data.pendulum_data import pendulum_mixed
-from rlx.data.sources import GOAL_KEYS, DatasetConfig, finish
+from rlx.data.sources import DatasetConfig, finish
 from rlx.errors import UserError, nearest
 from rlx.types import Spec
 
 log = logging.getLogger("rlx")
 
+GOAL_KEYS = ("observation", "achieved_goal", "desired_goal")  # in the order in which they are joined
 STEP_KEYS = ("actions", "rewards", "terminations", "truncations")
 CONNECT_SECONDS = 3.0  # how long to wait for a sign of a network before a download
 

@@ -214,16 +214,17 @@ def read_run(path: str) -> TransitionDataset:
     folder = Path(path).expanduser()
     dataset = TransitionDataset.from_dict(read_replay(folder), source=str(folder))
     dataset.scaled = dataset.action.dtype.kind == "f"  # a replay holds actions as learners see them
+    dataset.notes += ("rewards are as the learner of that run saw them, after its reward transform",)
     return dataset
 
 
 def roll_out_random(env_id: str, size: int, seed: int) -> TransitionDataset:
     """`size` transitions of uniformly random actions; the same for the same seed."""
-    import gymnasium
+    from rlx.envs.factory import EnvConfig, make_env
 
     if size < 1:
         raise UserError(f"dataset.size={size} is not possible; give 1 or more.")
-    env = gymnasium.make(env_id)
+    env = make_env(EnvConfig(id=env_id))
     env.action_space.seed(seed)
     columns: dict[str, list[Any]] = {
         name: [] for name in ("obs", "action", "reward", "next_obs", "terminated", "truncated")
@@ -232,20 +233,10 @@ def roll_out_random(env_id: str, size: int, seed: int) -> TransitionDataset:
     for _ in range(size):
         action = env.action_space.sample()
         next_obs, reward, terminated, truncated, _ = env.step(action)
-        row = (flat_obs(obs), action, reward, flat_obs(next_obs), terminated, truncated)
+        row = (obs, action, reward, next_obs, terminated, truncated)
         for column, value in zip(columns.values(), row, strict=True):
             column.append(value)
         obs = env.reset()[0] if terminated or truncated else next_obs
     env.close()
     arrays = {name: np.asarray(values) for name, values in columns.items()}
     return TransitionDataset.from_dict(arrays, source=f"random actions in {env_id}", env_id=env_id)
-
-
-def flat_obs(obs: Any) -> Array:
-    """An observation as one array; goal observations as [observation | achieved_goal | desired_goal]."""
-    if isinstance(obs, dict):
-        return np.concatenate([np.ravel(obs[key]) for key in GOAL_KEYS])
-    return np.asarray(obs)
-
-
-GOAL_KEYS = ("observation", "achieved_goal", "desired_goal")

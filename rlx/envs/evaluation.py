@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rlx.envs.runner import to_env_units
+from rlx.envs.scores import normalized_score
 from rlx.envs.vector import VectorEnv
 
 
@@ -18,7 +19,8 @@ class Episodes(NamedTuple):
     lengths: np.ndarray  # [E]
     successes: np.ndarray | None  # [E] 0 or 1, where the env reports `is_success`
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self, env_id: str) -> dict[str, float]:
+        """As they are logged; with a normalised score where a reference is known."""
         found = {
             "eval/return_mean": float(self.returns.mean()),
             "eval/return_std": float(self.returns.std()),
@@ -26,6 +28,9 @@ class Episodes(NamedTuple):
         }
         if self.successes is not None:
             found["eval/success_rate"] = float(self.successes.mean())
+        score = normalized_score(env_id, found["eval/return_mean"])
+        if score is not None:
+            found["eval/normalized_score"] = score
         return found
 
 

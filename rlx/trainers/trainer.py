@@ -346,7 +346,7 @@ class Trainer:
         if self._eval_envs is None:
             raise UserError("There is no environment to evaluate in; give env=... or drop callbacks.evaluate.")
         seed = int(np.random.SeedSequence([int(self.cfg.seed), 0xE7A1]).generate_state(1)[0])
-        metrics = evaluate_learner(self.learner, self._eval_envs, episodes, seed).metrics()
+        metrics = evaluate_learner(self.learner, self._eval_envs, episodes, seed).metrics(self.spec.env_id)
         self.state.last_eval = metrics["eval/return_mean"]
         return metrics
 

@@ -99,7 +99,7 @@ BAD_ARRAYS = {
 }
 
 
-def refuse(path, capsys=None, **load):
+def refuse(path, **load):
     """The sentence with which a file is refused."""
     with pytest.raises(UserError) as caught:
         load_transition_dataset(path, **load)
@@ -321,7 +321,7 @@ def test_unknown_kind_of_file(tmp_path):
 
 
 def test_no_path_given():
-    with pytest.raises(UserError, match="dataset.path=FILE"):
+    with pytest.raises(UserError, match=r"dataset\.path=FILE"):
         load_npz(NpzConfig(), SPEC)
 
 

@@ -166,7 +166,7 @@ def test_a_failed_download_is_one_sentence(monkeypatch, storage):
         read_minari("toy/x-v0", download=True)
 
 
-def test_a_download_lands_where_it_is_read(monkeypatch, built, tmp_path):
+def test_a_download_lands_where_it_is_read(monkeypatch, tmp_path):
     """The download itself is Minari's; here it writes a dataset where Minari would."""
 
     def fetch(dataset_id):

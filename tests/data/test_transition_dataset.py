@@ -175,6 +175,12 @@ def test_subset_cuts_episodes_where_rows_are_missing():
         data.subset(np.zeros(4, dtype=bool))
 
 
+def test_observation_statistics_by_hand():
+    mean, std = TransitionDataset.from_dict(make(obs=np.array([[1.0], [1.0], [3.0], [3.0], [2.0]]))).obs_statistics()
+    assert mean.tolist() == [2.0]
+    assert std.tolist() == [np.float32(np.sqrt(0.8))]
+
+
 @pytest.mark.parametrize(
     ("total", "shares", "expected"),
     [(10, (0.5, 0.5), [5, 5]), (10, (1, 2), [3, 7]), (3, (0.25, 0.75), [1, 2]), (7, (0.1, 0.1, 0.8), [1, 1, 5])],

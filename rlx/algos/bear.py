@@ -1,0 +1,199 @@
+"""BEAR: bootstrapping error accumulation reduction (Kumar et al., 2019), arXiv:1906.00949.
+
+The policy stays in the support of the data: a VAE models the behaviour policy, and the maximum mean discrepancy (MMD)
+between a few actions of both, before their tanh, is held below `epsilon` by a Lagrange multiplier:
+
+    critic      y = r + discount * (1 - terminated) * max_n (lam * min_i Q_i'(s', a_n) + (1 - lam) * max_i Q_i'(s', a_n)),
+                a_n ~ pi'(s')
+    actor       max min_i Q_i(s, a) - multiplier * MMD(pi(s), VAE(s)),  a ~ pi(s); during the warm-up the MMD alone
+    multiplier  max multiplier * (MMD - epsilon) over log(multiplier) in [-5, 10]
+    policy      among 10 samples the one with the largest Q_1
+
+Deviations: the actor's value is that of one sample, not of all that the MMD uses; the warm-up is 5,000 updates unless a
+tuned pair says otherwise (the authors make 20,000, with a budget of a million). Evaluation draws the noise of its samples
+once, when the learner is made, and keeps it with the weights: the policy is then a function of the observation.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+
+import torch
+from torch import Tensor
+
+from rlx.algos.bcq import soft_min
+from rlx.algos.td3_bc import critic_loss
+from rlx.errors import require
+from rlx.learner import AlgoConfig, Learner
+from rlx.nn import Adam, Critic, GaussianActor, compilable, polyak, target_of
+from rlx.returns import td_target
+from rlx.types import Batch, Metrics, Spec
+from rlx.vae import VAE, by_blocks, vae_loss
+
+LOG_MULTIPLIER_MIN, LOG_MULTIPLIER_MAX = -5.0, 10.0
+
+
+class Kernel(str, Enum):
+    """How alike two actions are, from their distance."""
+
+    laplacian = "laplacian"
+    gaussian = "gaussian"
+
+
+@dataclass
+class BEARConfig(AlgoConfig):
+    _target_: str = "rlx.algos.bear.BEAR"
+    name: str = "bear"
+    actor_lr: float = 1e-4
+    critic_lr: float = 3e-4
+    vae_lr: float = 3e-4
+    multiplier_lr: float = 1e-3
+    vae_hidden: list[int] = field(default_factory=lambda: [750, 750])
+    kl_weight: float = 0.5  # of the latent's divergence against the reconstruction
+    kernel: Kernel = Kernel.laplacian  # of the MMD: laplacian or gaussian
+    sigma: float = 20.0  # width of the kernel; 10 for Hopper and HalfCheetah
+    mmd_samples: int = 5  # actions of the policy, and of the behaviour model, behind one MMD
+    epsilon: float = 0.05  # MMD that the policy may have
+    multiplier: float = 1.0  # first weight of the MMD
+    warmup_updates: int = 5_000  # updates in which the policy follows the MMD alone
+    lam: float = 0.75  # weight of the smaller critic in a target
+    candidates: int = 10  # actions per next state
+    eval_candidates: int = 10  # actions per state at evaluation
+    tau: float = 0.005  # step of the target networks
+
+
+def similarity(x: Tensor, y: Tensor, sigma: float, kernel: Kernel) -> Tensor:
+    """Mean of the kernel over all pairs of x [N, B, dim(A)] and y [M, B, dim(A)], for every state: [B]."""
+    difference = x.unsqueeze(1) - y
+    distance = difference.abs() if kernel == Kernel.laplacian else difference.square()
+    return (distance.sum(-1) / (-2.0 * sigma)).exp().mean((0, 1))
+
+
+def mmd(x: Tensor, y: Tensor, sigma: float, kernel: Kernel = Kernel.laplacian) -> Tensor:
+    """Maximum mean discrepancy [B] of two sets of actions per state, [N, B, dim(A)] and [M, B, dim(A)].
+
+    Kernels: exp(-|x - y|_1 / (2 sigma)), or exp(-|x - y|^2 / (2 sigma)).
+    """
+    squared = similarity(x, x, sigma, kernel) - 2.0 * similarity(x, y, sigma, kernel) + similarity(y, y, sigma, kernel)
+    return (squared + 1e-6).sqrt()
+
+
+def bear_loss(q: Tensor | None, distance: Tensor, multiplier: Tensor) -> tuple[Tensor, Metrics]:
+    """multiplier * MMD - Q, both [B]; the MMD alone where there is no Q."""
+    loss = (multiplier * distance).mean()
+    if q is not None:
+        loss = loss - q.mean()
+    return loss, {"loss/actor": loss.detach(), "policy/mmd": distance.detach().mean()}
+
+
+def multiplier_loss(log_multiplier: Tensor, distance: Tensor, epsilon: float) -> tuple[Tensor, Metrics]:
+    """Raises the multiplier while the MMD is above epsilon."""
+    multiplier = log_multiplier.exp()
+    loss = -multiplier * (distance.detach().mean() - epsilon)
+    return loss, {"loss/multiplier": loss.detach(), "policy/multiplier": multiplier.detach()}
+
+
+class BEAR(Learner):
+    actions = ("box",)
+    regimes = ("offline", "offline_to_online")
+    cfg: BEARConfig
+
+    def __init__(self, cfg: BEARConfig, spec: Spec):
+        super().__init__(cfg, spec)
+        check(cfg)
+        self.vae = VAE(spec.obs_dim, spec.action_dim, cfg.vae_hidden)
+        self.actor = GaussianActor(spec.obs_dim, spec.action_dim, cfg.hidden)
+        self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.hidden)
+        self.target_actor, self.target_critic = target_of(self.actor), target_of(self.critic)
+        self.log_multiplier = torch.nn.Parameter(torch.tensor(math.log(cfg.multiplier)))
+        self.register_buffer("eval_noise", torch.randn(cfg.eval_candidates, 1, spec.action_dim))
+        self.optimizers = {
+            "vae": Adam(self.vae.parameters(), cfg.vae_lr),
+            "actor": Adam(self.actor.parameters(), cfg.actor_lr),
+            "critic": Adam(self.critic.parameters(), cfg.critic_lr),
+            "multiplier": Adam([self.log_multiplier], cfg.multiplier_lr),
+        }
+
+    @torch.no_grad()
+    def act(self, obs: Tensor, explore: bool) -> Tensor:
+        obs = self.normalize(obs)
+        return self.actor.act(obs, explore=True) if explore else by_blocks(self._best, obs, self.cfg.eval_candidates)
+
+    def _best(self, obs: Tensor) -> Tensor:
+        """For every state the one sample that the first critic likes best."""
+        mean, log_std = self.actor(obs)
+        action = torch.tanh(mean + log_std.exp() * self.eval_noise)
+        rows = obs.repeat(len(action), 1)
+        best = self.critic(rows, action.flatten(0, 1), members=slice(1)).view(len(action), -1).argmax(0)
+        return action[best, torch.arange(len(obs), device=obs.device)]
+
+    def update(self, batch: Batch) -> Metrics:
+        self.updates += 1
+        batch = self.normalized(batch)
+        loss, metrics = self._vae_loss(batch)
+        self.optimizers["vae"].minimize(loss)
+        loss, critic_metrics = self._critic_loss(batch)
+        self.optimizers["critic"].minimize(loss)
+        loss, distance, actor_metrics = self._actor_loss(batch.obs, self.updates > self.cfg.warmup_updates)
+        self.optimizers["actor"].minimize(loss)
+        metrics |= critic_metrics | actor_metrics | self._update_multiplier(distance)
+        polyak(self.target_critic.parameters(), self.critic.parameters(), self.cfg.tau)
+        polyak(self.target_actor.parameters(), self.actor.parameters(), self.cfg.tau)
+        return metrics
+
+    @compilable
+    def _vae_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
+        return vae_loss(batch.action, *self.vae(batch.obs, batch.action), self.cfg.kl_weight)
+
+    @compilable
+    def _critic_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
+        with torch.no_grad():
+            next_value = by_blocks(self._next_value, batch.next_obs, self.cfg.candidates)
+            target = td_target(batch.reward, batch.discount, batch.terminated, next_value)
+        return critic_loss(self.critic(batch.obs, batch.action), target)
+
+    def _next_value(self, next_obs: Tensor) -> Tensor:
+        """First the soft minimum over the critics, then the maximum over the candidates."""
+        n = self.cfg.candidates
+        action = torch.tanh(samples(*self.target_actor(next_obs), n)).flatten(0, 1)
+        q = self.target_critic(next_obs.repeat(n, 1), action)
+        return soft_min(q, self.cfg.lam).view(n, -1).amax(0)
+
+    @compilable
+    def _actor_loss(self, obs: Tensor, warm: bool) -> tuple[Tensor, Tensor, Metrics]:
+        n = self.cfg.mmd_samples
+        with torch.no_grad():
+            rows = obs.repeat(n, 1)
+            behaviour = self.vae.decode(rows, self.vae.draw(len(rows))).view(n, len(obs), -1)
+        raw = samples(*self.actor(obs), n)
+        distance = mmd(raw, behaviour, self.cfg.sigma, self.cfg.kernel)
+        q = self.critic(obs, torch.tanh(raw[0]), frozen=True).min(0).values if warm else None
+        loss, metrics = bear_loss(q, distance, self.log_multiplier.detach().exp())
+        return loss, distance.detach(), metrics
+
+    def _update_multiplier(self, distance: Tensor) -> Metrics:
+        loss, metrics = multiplier_loss(self.log_multiplier, distance, self.cfg.epsilon)
+        self.optimizers["multiplier"].minimize(loss)
+        with torch.no_grad():
+            self.log_multiplier.clamp_(LOG_MULTIPLIER_MIN, LOG_MULTIPLIER_MAX)
+        return metrics
+
+
+def samples(mean: Tensor, log_std: Tensor, n: int) -> Tensor:
+    """n actions per state before their tanh: [n, B, dim(A)]."""
+    return mean + log_std.exp() * torch.randn(n, *mean.shape, device=mean.device)
+
+
+def check(cfg: BEARConfig) -> None:
+    """Refuse settings that cannot work."""
+    require(0.0 < cfg.tau <= 1.0, f"algo.tau is {cfg.tau}; it has to be in (0, 1], for example algo.tau=0.005.")
+    require(0.0 <= cfg.lam <= 1.0, f"algo.lam is {cfg.lam}; it has to be in [0, 1], for example algo.lam=0.75.")
+    for name, example in (("sigma", 20.0), ("epsilon", 0.05), ("multiplier", 1.0)):
+        value = getattr(cfg, name)
+        require(value > 0.0, f"algo.{name} is {value}; it has to be positive, for example algo.{name}={example}.")
+    require(cfg.kl_weight >= 0.0, f"algo.kl_weight is {cfg.kl_weight}; use 0 or more, as algo.kl_weight=0.5.")
+    require(cfg.warmup_updates >= 0, f"algo.warmup_updates is {cfg.warmup_updates}; use 0 for none, or more.")
+    for name in ("mmd_samples", "candidates", "eval_candidates"):
+        require(getattr(cfg, name) >= 1, f"algo.{name} is {getattr(cfg, name)}; use 1 or more, as algo.{name}=10.")

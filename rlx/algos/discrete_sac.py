@@ -1,0 +1,128 @@
+"""Discrete SAC (Christodoulou, 2019), arXiv:1910.07207: SAC whose expectations over actions are exact sums.
+
+    critic       y = r + discount * (1 - terminated) * sum_a pi(a|s') (min_i Q_i'(s', a) - alpha * log pi(a|s'))
+                 min sum_i weight * (Q_i(s, a) - y)^2 / 2
+    actor        min sum_a pi(a|s) (alpha * log pi(a|s) - min_i Q_i(s, a))
+    temperature  min log(alpha) * (entropy of pi(.|s) - target entropy)
+
+The target entropy is a share of log|A|, the entropy of a uniform policy; the paper takes 0.98 for Atari, which keeps a
+policy with two actions close to random. The temperature's loss is linear in log(alpha), as in our SAC.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlx.errors import require
+from rlx.learner import AlgoConfig, Learner
+from rlx.nn import MLP, Adam, compilable, polyak, target_of
+from rlx.returns import td_target
+from rlx.types import Batch, Metrics, Spec
+
+
+@dataclass
+class DiscreteSACConfig(AlgoConfig):
+    _target_: str = "rlx.algos.discrete_sac.DiscreteSAC"
+    name: str = "discrete_sac"
+    actor_lr: float = 3e-4
+    critic_lr: float = 3e-4
+    alpha_lr: float = 3e-4
+    adam_eps: float = 1e-4  # of the actor and the critics
+    alpha: float = 1.0  # the temperature, or its first value
+    learn_alpha: bool = True  # move the temperature towards the target entropy
+    target_entropy_scale: float = 0.5  # target entropy as a share of log|A|
+    tau: float = 0.005  # step of the target critics
+
+
+def critic_loss(q: Tensor, target: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Metrics]:
+    """Squared error of both critics [2, B] against one target [B], summed over the critics."""
+    error = (q - target).square()
+    loss = 0.5 * len(q) * (error if weight is None else weight * error).mean()
+    return loss, {"loss/critic": loss.detach(), "q/mean": q.detach().mean(), "q/target": target.mean()}
+
+
+def actor_loss(log_pi: Tensor, q: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor, Metrics]:
+    """Expected alpha * log pi - Q over the actions [B, A], and the mean entropy."""
+    pi = log_pi.exp()
+    loss = (pi * (alpha * log_pi - q)).sum(-1).mean()
+    entropy = -(pi * log_pi).detach().sum(-1).mean()
+    return loss, entropy, {"loss/actor": loss.detach(), "policy/entropy": entropy}
+
+
+def alpha_loss(log_alpha: Tensor, entropy: Tensor, target_entropy: float) -> tuple[Tensor, Metrics]:
+    """Raises alpha while the policy's entropy is below its target."""
+    loss = log_alpha * (entropy - target_entropy)
+    return loss, {"loss/alpha": loss.detach(), "policy/alpha": log_alpha.detach().exp()}
+
+
+class DiscreteSAC(Learner):
+    actions = ("discrete",)
+    regimes = ("off_policy", "offline_to_online", "offline")
+    prioritized = True
+    cfg: DiscreteSACConfig
+
+    def __init__(self, cfg: DiscreteSACConfig, spec: Spec):
+        super().__init__(cfg, spec)
+        require(0.0 < cfg.tau <= 1.0, f"algo.tau is {cfg.tau}; it has to be in (0, 1], for example algo.tau=0.005.")
+        require(cfg.alpha > 0.0, f"algo.alpha is {cfg.alpha}; a temperature is positive, for example algo.alpha=0.2.")
+        require(cfg.adam_eps > 0.0, f"algo.adam_eps is {cfg.adam_eps}; it has to be positive, as 1e-4.")
+        require(
+            0.0 <= cfg.target_entropy_scale < 1.0,
+            f"algo.target_entropy_scale is {cfg.target_entropy_scale}; it is a share of log|A| in [0, 1), as 0.5.",
+        )
+        self.actor = MLP([spec.obs_dim, *cfg.hidden, spec.action_dim])
+        self.critic = MLP([spec.obs_dim, *cfg.hidden, spec.action_dim], ensemble=2)
+        self.target_critic = target_of(self.critic)
+        self.log_alpha = torch.nn.Parameter(torch.tensor(math.log(cfg.alpha)))
+        self.target_entropy = cfg.target_entropy_scale * math.log(spec.action_dim)
+        self.optimizers = {
+            "actor": Adam(self.actor.parameters(), cfg.actor_lr, eps=cfg.adam_eps),
+            "critic": Adam(self.critic.parameters(), cfg.critic_lr, eps=cfg.adam_eps),
+            "alpha": Adam([self.log_alpha], cfg.alpha_lr),
+        }
+
+    @torch.no_grad()
+    def act(self, obs: Tensor, explore: bool) -> Tensor:
+        logits = self.actor(self.normalize(obs))
+        if explore:  # Gumbel-max: -log of an Exp(1) variable is a Gumbel one
+            logits -= torch.empty_like(logits).exponential_().log_()
+        return logits.argmax(-1)
+
+    def update(self, batch: Batch) -> Metrics:
+        self.updates += 1
+        batch = self.normalized(batch)
+        alpha = self.log_alpha.detach().exp()
+
+        loss, self.td_error, metrics = self._critic_loss(batch, alpha)
+        self.optimizers["critic"].minimize(loss)
+
+        loss, entropy, actor_metrics = self._actor_loss(batch.obs, alpha)
+        self.optimizers["actor"].minimize(loss)
+
+        loss, alpha_metrics = alpha_loss(self.log_alpha, entropy, self.target_entropy)
+        if self.cfg.learn_alpha:
+            self.optimizers["alpha"].minimize(loss)
+        polyak(self.target_critic.parameters(), self.critic.parameters(), self.cfg.tau)
+        return metrics | actor_metrics | alpha_metrics
+
+    @compilable
+    def _critic_loss(self, batch: Batch, alpha: Tensor) -> tuple[Tensor, Tensor | None, Metrics]:
+        with torch.no_grad():
+            log_pi = self.actor(batch.next_obs).log_softmax(-1)
+            next_q = self.target_critic(batch.next_obs).amin(0)
+            next_value = (log_pi.exp() * (next_q - alpha * log_pi)).sum(-1)
+            target = td_target(batch.reward, batch.discount, batch.terminated, next_value)
+        q = self.critic(batch.obs)  # [2, B, A]
+        q = q.gather(-1, batch.action.expand(2, -1).unsqueeze(-1)).squeeze(-1)
+        loss, metrics = critic_loss(q, target, batch.weight)
+        return loss, None if batch.index is None else (q.detach() - target).abs().mean(0), metrics
+
+    @compilable
+    def _actor_loss(self, obs: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor, Metrics]:
+        with torch.no_grad():
+            q = self.critic(obs).amin(0)
+        return actor_loss(self.actor(obs).log_softmax(-1), q, alpha)

@@ -1,0 +1,137 @@
+"""Deep Q-network (Mnih et al., 2015), with double Q-learning (arXiv:1509.06461) and dueling heads (arXiv:1511.06581).
+
+    plain    y = r + discount * (1 - terminated) * max_a Q'(s', a)
+    double   y = r + discount * (1 - terminated) * Q'(s', argmax_a Q(s', a))
+    loss     min weight * huber(Q(s, a) - y), the gradient clipped to norm 10
+    dueling  Q(s, a) = V(s) + A(s, a) - mean_a A(s, a)
+
+Q' is a copy of Q, renewed every `target_interval` updates. n-step returns and importance weights come with the batch.
+Epsilon falls from `epsilon` to `epsilon_end` while the policy takes `epsilon_steps` env steps (the random ones before it
+learns do not count); `epsilon_steps=0` keeps it at `epsilon`, which `schedule.targets.epsilon` can then move.
+Deviation: the dueling heads are linear in the features of one shared network.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rlx.errors import require
+from rlx.learner import AlgoConfig, Learner
+from rlx.nn import MLP, Adam, compilable, polyak, target_of
+from rlx.returns import td_target
+from rlx.types import Batch, Metrics, Spec
+
+
+@dataclass
+class DQNConfig(AlgoConfig):
+    _target_: str = "rlx.algos.dqn.DQN"
+    name: str = "dqn"
+    batch_size: int = 32
+    hidden: list[int] = field(default_factory=lambda: [64, 64])
+    lr: float = 5e-4
+    max_grad_norm: float = 10.0  # the gradient is clipped to this norm
+    double: bool = False  # choose the next action by Q, value it by Q'
+    dueling: bool = False  # Q as a value and advantages
+    target_interval: int = 500  # updates between two moves of Q'
+    tau: float = 1.0  # how far Q' then moves; 1 copies Q
+    epsilon: float = 1.0  # probability of a random action at the start
+    epsilon_end: float = 0.05  # and at the end
+    epsilon_steps: int = 10_000  # env steps of the policy in between; 0: epsilon stays, or follows a schedule
+
+
+def q_loss(q: Tensor, target: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Metrics]:
+    """Huber loss of the values [B] of the actions taken against their targets [B]."""
+    if weight is None:
+        loss = F.smooth_l1_loss(q, target)
+    else:
+        loss = (weight * F.smooth_l1_loss(q, target, reduction="none")).mean()
+    return loss, {"loss/q": loss.detach(), "q/mean": q.detach().mean(), "q/target": target.mean()}
+
+
+def linear_decay(start: float, end: float, steps: int, at: int) -> float:
+    """From `start` to `end` over `steps`; `start` for ever where `steps` is 0."""
+    return start + (end - start) * min(1.0, at / steps) if steps else start
+
+
+class QNetwork(MLP):
+    """Q(s, .) [B, A], with one head or dueling ones."""
+
+    def __init__(self, obs_dim: int, actions: int, hidden: list[int], dueling: bool):
+        super().__init__([obs_dim, *hidden, actions + dueling])
+        self.dueling = dueling
+
+    def forward(self, obs: Tensor) -> Tensor:  # type: ignore[override]
+        head = super().forward(obs)
+        if not self.dueling:
+            return head
+        value, advantage = head[:, :1], head[:, 1:]
+        return value + advantage - advantage.mean(-1, keepdim=True)
+
+
+class DQN(Learner):
+    actions = ("discrete",)
+    regimes = ("off_policy", "offline_to_online", "offline")
+    prioritized = True
+    cfg: DQNConfig
+
+    def __init__(self, cfg: DQNConfig, spec: Spec):
+        super().__init__(cfg, spec)
+        require(0.0 < cfg.tau <= 1.0, f"algo.tau is {cfg.tau}; it has to be in (0, 1], for example algo.tau=1.")
+        require(cfg.target_interval >= 1, f"algo.target_interval is {cfg.target_interval}; use 1 or more, as 500.")
+        require(cfg.max_grad_norm > 0.0, f"algo.max_grad_norm is {cfg.max_grad_norm}; a norm is positive, as 10.")
+        require(cfg.epsilon_steps >= 0, f"algo.epsilon_steps is {cfg.epsilon_steps}; use 0 or more, as 10000.")
+        for name, value in (("epsilon", cfg.epsilon), ("epsilon_end", cfg.epsilon_end)):
+            require(0.0 <= value <= 1.0, f"algo.{name} is {value}; a probability is in [0, 1].")
+        self.q = QNetwork(spec.obs_dim, spec.action_dim, cfg.hidden, cfg.dueling)
+        self.target_q = target_of(self.q)
+        self.explored = 0  # env steps of the policy
+        self.optimizers = {"q": Adam(self.q.parameters(), cfg.lr, max_grad_norm=cfg.max_grad_norm)}
+
+    @property
+    def epsilon(self) -> float:
+        cfg = self.cfg
+        return linear_decay(cfg.epsilon, cfg.epsilon_end, cfg.epsilon_steps, self.explored)
+
+    @torch.no_grad()
+    def act(self, obs: Tensor, explore: bool) -> Tensor:
+        action = self.q(self.normalize(obs)).argmax(-1)
+        if not explore:
+            return action
+        at_random = torch.rand(len(obs), device=obs.device) < self.epsilon
+        self.explored += len(obs)
+        return torch.where(at_random, torch.randint_like(action, self.spec.action_dim), action)
+
+    def update(self, batch: Batch) -> Metrics:
+        self.updates += 1
+        batch = self.normalized(batch)
+        loss, td_error, metrics = self._loss(batch)
+        self.optimizers["q"].minimize(loss)
+        if self.due(self.cfg.target_interval):
+            polyak(self.target_q.parameters(), self.q.parameters(), self.cfg.tau)
+        self.td_error = td_error
+        return metrics
+
+    @compilable
+    def _loss(self, batch: Batch) -> tuple[Tensor, Tensor | None, Metrics]:
+        with torch.no_grad():
+            next_q = self.target_q(batch.next_obs)
+            if self.cfg.double:
+                choice = self.q(batch.next_obs).argmax(-1, keepdim=True)
+                next_value = next_q.gather(-1, choice).squeeze(-1)
+            else:
+                next_value = next_q.amax(-1)
+            target = td_target(batch.reward, batch.discount, batch.terminated, next_value)
+        q = self.q(batch.obs).gather(-1, batch.action.unsqueeze(-1)).squeeze(-1)
+        loss, metrics = q_loss(q, target, batch.weight)
+        return loss, None if batch.index is None else (q.detach() - target).abs(), metrics
+
+    def counters(self) -> dict[str, int]:
+        return {**super().counters(), "explored": self.explored}
+
+    def load_counters(self, saved: dict[str, int]) -> None:
+        super().load_counters(saved)
+        self.explored = saved["explored"]
