@@ -24,7 +24,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rlx.config_errors import explain
+from rlx.config_errors import choices, explain
 from rlx.errors import UserError
 from rlx.learner import Learner
 from rlx.paths import conf_dir
@@ -42,6 +42,7 @@ GROUPS = {
     "callbacks": ("rlx.callbacks",),
     "logger": ("rlx.loggers",),
 }
+REQUIRED = ("algo", "env", "replay", "reward", "schedule", "trainer")  # groups that a run cannot do without
 
 
 @dataclass
@@ -112,15 +113,24 @@ def register() -> None:
 
 def compose_config(overrides: Sequence[str]) -> DictConfig:
     """The config of one run; UserError if the overrides do not fit the tree."""
+    for group in REQUIRED:
+        if {f"{group}=null", f"~{group}"} & set(overrides):
+            raise UserError(f"A run needs {group}=...; the choices are: {', '.join(choices(group))}.")
     register()
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         try:
-            cfg = compose("config", overrides=list(overrides))
+            cfg = compose("config", overrides=without_nulls(overrides))
             OmegaConf.to_container(cfg, resolve=True)  # interpolations have to lead somewhere
         except (hydra.errors.HydraException, OmegaConfBaseException, ValueError) as error:
             raise UserError(explain(error, overrides)) from error
     return cfg
+
+
+def without_nulls(overrides: Sequence[str]) -> list[str]:
+    """`dataset=null` in Hydra's words: `~dataset`."""
+    groups = {f"{group}=null": f"~{group}" for group in (*GROUPS, "experiment", "algo_env")}
+    return [groups.get(override, override) for override in overrides]
 
 
 def trusted(target: str, trust: Sequence[str]) -> bool:

@@ -20,7 +20,7 @@ from rlx.types import Metrics
 
 LOG_STD_MIN, LOG_STD_MAX = -4.0, 15.0
 LATENT_CLIP = 0.5
-BLOCK_ROWS = 512
+BLOCK_ROWS = 1024  # of one pass through the networks
 
 
 def vae_loss(

@@ -49,9 +49,9 @@ REGIMES = {
 }  # fmt: skip
 USUAL = {
     "off_policy": ("algo=sac", "env=pendulum"),
-    "on_policy": ("algo=ppo", "env=cartpole", "algo_env=null"),
+    "on_policy": ("algo=ppo", "env=cartpole", "~algo_env"),
     "offline": ("algo=td3_bc", "env=pendulum"),
-    "offline_to_online": ("algo=rlpd", "env=pendulum", "algo_env=null"),
+    "offline_to_online": ("algo=rlpd", "env=pendulum", "~algo_env"),
 }
 
 

@@ -16,12 +16,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from rlx.distributions import Perceptron
 from rlx.errors import require
 from rlx.learner import AlgoConfig, Learner
-from rlx.nn import MLP, Adam, compilable, polyak, target_of
+from rlx.nn import Adam, compilable, initialize, polyak, target_of
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
@@ -43,13 +43,17 @@ class DQNConfig(AlgoConfig):
     epsilon_steps: int = 10_000  # env steps of the policy in between; 0: epsilon stays, or follows a schedule
 
 
-def q_loss(q: Tensor, target: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Metrics]:
-    """Huber loss of the values [B] of the actions taken against their targets [B]."""
-    if weight is None:
-        loss = F.smooth_l1_loss(q, target)
-    else:
-        loss = (weight * F.smooth_l1_loss(q, target, reduction="none")).mean()
-    return loss, {"loss/q": loss.detach(), "q/mean": q.detach().mean(), "q/target": target.mean()}
+def huber_gradient(q: Tensor, action: Tensor, target: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor, Metrics]:
+    """The mean of weight * huber(Q(s, a) - y), by its gradient at the values [B, A]; also the errors [B]."""
+    action = action.unsqueeze(-1)
+    taken = q.gather(-1, action).squeeze(-1)
+    error = taken - target
+    slope = error.clamp(-1.0, 1.0)
+    loss = slope * (error - 0.5 * slope)
+    if weight is not None:
+        slope, loss = weight * slope, weight * loss
+    grad = torch.zeros_like(q).scatter_(-1, action, (slope / len(q)).unsqueeze(-1))
+    return grad, error, {"loss/q": loss.mean(), "q/mean": taken.mean(), "q/target": target.mean()}
 
 
 def linear_decay(start: float, end: float, steps: int, at: int) -> float:
@@ -57,19 +61,29 @@ def linear_decay(start: float, end: float, steps: int, at: int) -> float:
     return start + (end - start) * min(1.0, at / steps) if steps else start
 
 
-class QNetwork(MLP):
+class QNetwork(Perceptron):
     """Q(s, .) [B, A], with one head or dueling ones."""
 
     def __init__(self, obs_dim: int, actions: int, hidden: list[int], dueling: bool):
-        super().__init__([obs_dim, *hidden, actions + dueling])
+        super().__init__([obs_dim, *hidden, actions + dueling], activation="relu", final_gain=1.0)
+        initialize(self.weights, self.biases, "uniform", None)
         self.dueling = dueling
 
-    def forward(self, obs: Tensor) -> Tensor:  # type: ignore[override]
-        head = super().forward(obs)
+    def values(self, head: Tensor) -> Tensor:
+        """Q from the outputs of the network."""
         if not self.dueling:
             return head
         value, advantage = head[:, :1], head[:, 1:]
         return value + advantage - advantage.mean(-1, keepdim=True)
+
+    def head_gradient(self, grad: Tensor) -> Tensor:
+        """The gradient at the outputs of the network, from that at Q."""
+        if not self.dueling:
+            return grad
+        return torch.cat([grad.sum(-1, keepdim=True), grad - grad.mean(-1, keepdim=True)], -1)
+
+    def forward(self, obs: Tensor) -> Tensor:  # type: ignore[override]
+        return self.values(super().forward(obs))
 
 
 class DQN(Learner):
@@ -88,6 +102,7 @@ class DQN(Learner):
             require(0.0 <= value <= 1.0, f"algo.{name} is {value}; a probability is in [0, 1].")
         self.q = QNetwork(spec.obs_dim, spec.action_dim, cfg.hidden, cfg.dueling)
         self.target_q = target_of(self.q)
+        self._grads = [torch.empty_like(p) for p in self.q.parameters()]
         self.explored = 0  # env steps of the policy
         self.optimizers = {"q": Adam(self.q.parameters(), cfg.lr, max_grad_norm=cfg.max_grad_norm)}
 
@@ -108,26 +123,25 @@ class DQN(Learner):
     def update(self, batch: Batch) -> Metrics:
         self.updates += 1
         batch = self.normalized(batch)
-        loss, td_error, metrics = self._loss(batch)
-        self.optimizers["q"].minimize(loss)
+        self.td_error, metrics = self._gradients(batch)
+        self.optimizers["q"].step(self._grads)
         if self.due(self.cfg.target_interval):
             polyak(self.target_q.parameters(), self.q.parameters(), self.cfg.tau)
-        self.td_error = td_error
         return metrics
 
     @compilable
-    def _loss(self, batch: Batch) -> tuple[Tensor, Tensor | None, Metrics]:
-        with torch.no_grad():
-            next_q = self.target_q(batch.next_obs)
-            if self.cfg.double:
-                choice = self.q(batch.next_obs).argmax(-1, keepdim=True)
-                next_value = next_q.gather(-1, choice).squeeze(-1)
-            else:
-                next_value = next_q.amax(-1)
-            target = td_target(batch.reward, batch.discount, batch.terminated, next_value)
-        q = self.q(batch.obs).gather(-1, batch.action.unsqueeze(-1)).squeeze(-1)
-        loss, metrics = q_loss(q, target, batch.weight)
-        return loss, None if batch.index is None else (q.detach() - target).abs(), metrics
+    @torch.no_grad()
+    def _gradients(self, batch: Batch) -> tuple[Tensor, Metrics]:
+        next_q = self.target_q(batch.next_obs)
+        if self.cfg.double:
+            next_value = next_q.gather(-1, self.q(batch.next_obs).argmax(-1, keepdim=True)).squeeze(-1)
+        else:
+            next_value = next_q.amax(-1)
+        target = td_target(batch.reward, batch.discount, batch.terminated, next_value)
+        trace = self.q.trace(batch.obs)
+        grad, error, metrics = huber_gradient(self.q.values(trace[-1]), batch.action, target, batch.weight)
+        self.q.backward(trace, self.q.head_gradient(grad), self._grads)
+        return error.abs_(), metrics
 
     def counters(self) -> dict[str, int]:
         return {**super().counters(), "explored": self.explored}

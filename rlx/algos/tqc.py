@@ -61,7 +61,7 @@ def half_squared_excess(x: Tensor, y: Tensor) -> Tensor:
     count = torch.searchsorted(y, x.detach())
     sums = F.pad(y.cumsum(-1), (1, 0)).gather(1, count)
     squares = F.pad(y.square().cumsum(-1), (1, 0)).gather(1, count)
-    return x * (0.5 * count * x - sums) + 0.5 * squares
+    return x * (0.5 * count.to(x.dtype) * x - sums) + 0.5 * squares
 
 
 def quantile_huber(quantiles: Tensor, target: Tensor) -> Tensor:

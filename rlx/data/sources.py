@@ -212,6 +212,8 @@ def read_run(path: str) -> TransitionDataset:
     if not path:
         raise UserError("No run given for the run dataset: say dataset.path=RUN_FOLDER.")
     folder = Path(path).expanduser()
+    if not (folder / "checkpoints").is_dir():
+        raise UserError(f"{folder}: is not the folder of a run: expected one that holds checkpoints.")
     dataset = TransitionDataset.from_dict(read_replay(folder), source=str(folder))
     dataset.scaled = dataset.action.dtype.kind == "f"  # a replay holds actions as learners see them
     dataset.notes += ("rewards are as the learner of that run saw them, after its reward transform",)

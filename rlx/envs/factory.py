@@ -12,9 +12,12 @@ import numpy as np
 from gymnasium import spaces
 from omegaconf import MISSING
 
-from rlx.envs.vector import AsyncEnvs, SyncEnvs, VectorEnv
+from rlx.envs.vector import AsyncEnvs, NativeEnvs, SyncEnvs, VectorEnv
 from rlx.errors import UserError, nearest
 from rlx.types import Goal, Spec
+
+
+NATIVE_FROM = 8  # envs from which a native implementation is the faster one (benchmarks/env_throughput.py)
 
 
 @dataclass
@@ -25,7 +28,7 @@ class EnvConfig:
     id: str = MISSING  # a registered id, or module:Id to import the module first
     kwargs: dict[str, Any] = field(default_factory=dict)  # passed to gymnasium.make
     num_envs: int = 1  # environments stepped together
-    vectorization: str = "sync"  # sync: in this process; async: one process each
+    vectorization: str = "auto"  # sync: in this process; async: one process each; native: the env's own; auto: the faster
     max_episode_steps: int | None = None  # another time limit than the registered one
     dataset_id: str | None = None  # the Minari dataset that dataset=minari means for this env
     extra: str | None = None  # the extra of rlx that brings its dependencies
@@ -123,7 +126,27 @@ def make_vector_env(cfg: EnvConfig, num_envs: int | None = None) -> VectorEnv:
     n = cfg.num_envs if num_envs is None else num_envs
     if n < 1:
         raise UserError(f"env.num_envs={n} is not possible; give at least 1.")
+    if cfg.vectorization in ("native", "auto"):
+        native = _native(cfg, n) if cfg.vectorization == "native" or n >= NATIVE_FROM else None
+        if native is not None:
+            return native
+        if cfg.vectorization == "native":
+            raise UserError(f"{cfg.id} has no native vector implementation that rlx can use; use env.vectorization=sync.")
+        return SyncEnvs([lambda: make_env(cfg)] * n)
     kinds: dict[str, Callable[..., VectorEnv]] = {"sync": SyncEnvs, "async": AsyncEnvs}
     if cfg.vectorization not in kinds:
-        raise UserError(f"env.vectorization={cfg.vectorization} is not known; choose one of {', '.join(kinds)}.")
+        raise UserError(f"env.vectorization={cfg.vectorization} is not known; choose sync, async, native or auto.")
     return kinds[cfg.vectorization]([lambda: make_env(cfg)] * n)
+
+
+def _native(cfg: EnvConfig, n: int) -> VectorEnv | None:
+    """The env's own vector implementation, where it has one that can be reset env by env."""
+    spec = gym.registry.get(cfg.id)
+    if spec is None or spec.vector_entry_point is None or "jax" in str(spec.vector_entry_point).lower():
+        return None
+    kwargs = dict(cfg.kwargs)
+    limit = cfg.max_episode_steps or spec.max_episode_steps
+    if limit is not None:
+        kwargs["max_episode_steps"] = limit
+    env = gym.make_vec(cfg.id, num_envs=n, vectorization_mode="vector_entry_point", **kwargs)
+    return NativeEnvs(env) if NativeEnvs.fits(env) else None

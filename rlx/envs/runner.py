@@ -69,7 +69,9 @@ class Runner:
         self._seed = seed
         self._to_env = to_env_units(envs.action_space)
         self._episodes = [0] * self.num_envs
-        self._journal: list[list[np.ndarray]] = [[] for _ in range(self.num_envs)]
+        self._tape: list[np.ndarray] = []  # actions of all envs, step by step, from `_first` on
+        self._first = 0
+        self._starts = [0] * self.num_envs  # where on the tape each env's episode begins
         self._return = np.zeros(self.num_envs)
         self._length = np.zeros(self.num_envs, np.int64)
         self.obs = np.stack(list(self._begin(range(self.num_envs)).values()))  # what to act on next
@@ -78,7 +80,7 @@ class Runner:
         """New episodes for these envs; their first observations."""
         indices = [int(i) for i in indices]
         for i in indices:
-            self._journal[i] = []
+            self._starts[i] = self._first + len(self._tape)
             self._return[i] = 0.0
             self._length[i] = 0
             self._episodes[i] += 1
@@ -89,8 +91,7 @@ class Runner:
         step = self.envs.step(self._to_env(action))
         self._return += step.reward
         self._length += 1
-        for journal, a in zip(self._journal, action, strict=True):
-            journal.append(np.array(a))
+        self._tape.append(action.copy())
         self.obs = step.next_obs.copy()
         ended = np.flatnonzero(step.terminated | step.truncated)
         if not ended.size:
@@ -99,11 +100,17 @@ class Runner:
         infos = list(step.infos)
         for i, obs in self._begin(ended).items():
             self.obs[i] = obs
+        past = min(self._starts) - self._first
+        if past > 1000:  # nobody's episode reaches back that far
+            del self._tape[:past]
+            self._first += past
         return step._replace(infos=infos), finished
 
     def journal(self) -> Journal:
         hashes = [_hash(obs) for obs in self.obs]
-        return Journal(list(self._episodes), hashes, [np.array(actions) for actions in self._journal])
+        tapes = [self._tape[start - self._first :] for start in self._starts]
+        actions = [np.array([action[i] for action in tape]) for i, tape in enumerate(tapes)]
+        return Journal(list(self._episodes), hashes, actions)
 
     def restore(self, journal: Journal) -> bool:
         """Play the journal; False if an env did not come back to where it was (it then starts a new episode).
@@ -126,11 +133,18 @@ class Runner:
             self._rewind(np.flatnonzero(waiting))
         self._rewind(np.flatnonzero(lengths == 0))
         lost = [i for i, obs in enumerate(self.obs) if _hash(obs) != journal.hashes[i]]
-        for i, actions in enumerate(journal.actions):
-            self._journal[i] = list(actions)
+        self._retape(journal.actions)
         for i, obs in self._begin(lost).items() if lost else ():
             self.obs[i] = obs
         return not lost
+
+    def _retape(self, actions: list[np.ndarray]) -> None:
+        """The tape as it would be had these actions just been taken, episodes of different length flush at the end."""
+        longest = max(len(a) for a in actions)
+        filler = next((a[0] for a in actions if len(a)), None)
+        rows = [[a[len(a) - left] if left <= len(a) else filler for a in actions] for left in range(longest, 0, -1)]
+        self._tape, self._first = [np.array(row) for row in rows], 0
+        self._starts = [longest - len(a) for a in actions]
 
     def _rewind(self, indices: np.ndarray) -> None:
         """Back to the beginning of the same episode."""

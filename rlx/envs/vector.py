@@ -93,6 +93,44 @@ class AsyncEnvs:
         self._envs.close()
 
 
+class NativeEnvs:
+    """An env's own vectorised implementation, all envs in one numpy expression.
+
+    Works with those whose episodes can be begun one by one: a `state` with a column per env, `steps`, `prev_done` and
+    the bounds `low` and `high` of a uniform first state, as Gymnasium's CartPole has them.
+    """
+
+    PARTS = ("state", "steps", "prev_done", "low", "high")
+
+    def __init__(self, env: gym.vector.VectorEnv):
+        self._env = env
+        self.num_envs = env.num_envs
+        self.action_space = env.single_action_space
+        env.reset(seed=0)
+        self._first_size = env.unwrapped.state.shape[0]
+
+    @classmethod
+    def fits(cls, env: gym.vector.VectorEnv) -> bool:
+        env.reset(seed=0)
+        return all(hasattr(env.unwrapped, part) for part in cls.PARTS)
+
+    def reset(self, seeds: dict[int, int]) -> dict[int, np.ndarray]:
+        inner: Any = self._env.unwrapped
+        for i, seed in seeds.items():  # the draw that the single env makes
+            generator, _ = gym.utils.seeding.np_random(seed)
+            inner.state[:, i] = generator.uniform(inner.low, inner.high, self._first_size)
+            inner.steps[i] = 0
+            inner.prev_done[i] = False
+        return {i: inner.state[:, i].astype(np.float32) for i in seeds}
+
+    def step(self, actions: Sequence[Any]) -> Step:
+        obs, reward, terminated, truncated, _ = self._env.step(np.asarray(actions))
+        return Step(obs, reward, terminated, truncated, [{} for _ in range(self.num_envs)])
+
+    def close(self) -> None:
+        self._env.close()
+
+
 def _per_env(infos: dict[str, Any], n: int) -> list[dict[str, Any]]:
     """Gymnasium's dict of arrays with `_key` masks as one dict per env."""
     found: list[dict[str, Any]] = [{} for _ in range(n)]

@@ -16,10 +16,12 @@ from rlx.data.sources import (
     NpzConfig,
     PtConfig,
     RandomConfig,
+    RunConfig,
     load_hdf5,
     load_npz,
     load_pt,
     load_random,
+    load_run,
 )
 from rlx.errors import UserError
 from rlx.types import Spec
@@ -166,6 +168,42 @@ def test_random_rollouts_of_pendulum_are_scaled_and_cut_at_the_time_limit():
 def test_random_rollouts_need_a_size():
     with pytest.raises(UserError, match=r"dataset\.size=0"):
         load_random(RandomConfig(size=0), PENDULUM, 0)
+
+
+def test_a_run_gives_its_replay_with_actions_as_they_are(tmp_path, monkeypatch):
+    import rlx.checkpoint
+
+    (tmp_path / "checkpoints").mkdir()
+    columns = arrays() | {"actions": np.full((60, 1), 0.5, np.float32)}
+    monkeypatch.setattr(rlx.checkpoint, "read_replay", lambda folder: columns)
+    data = load_run(RunConfig(path=str(tmp_path)), PENDULUM)
+    assert data.action[0].tolist() == [0.5]  # scaled already, not scaled again
+    assert any("reward transform" in note for note in data.notes)
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"), [("", "dataset.path=RUN_FOLDER"), ("nowhere", "is not the folder of a run")]
+)
+def test_a_run_that_is_none(path, expected):
+    with pytest.raises(UserError, match=expected):
+        load_run(RunConfig(path=path), PENDULUM)
+
+
+def test_mapping_needs_little_memory(tmp_path):
+    import tracemalloc
+
+    n = 20_000
+    obs = np.random.default_rng(0).standard_normal((n, 100)).astype(np.float32)  # 8 MB each of obs and next_obs
+    rest = {"actions": np.zeros((n, 1)), "rewards": np.zeros(n), "terminals": np.zeros(n), "timeouts": np.zeros(n)}
+    np.savez(tmp_path / "d.npz", observations=obs, next_observations=obs, **rest)
+    spec = PENDULUM._replace(obs_shape=(100,))
+    tracemalloc.start()
+    data = load_npz(NpzConfig(path=str(tmp_path / "d.npz"), memory=Memory.mmap), spec)
+    rows = data.sample_rows(np.random.default_rng(0), 256, 4)
+    assert data.obs[rows].shape == (4, 256, 100)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 4e6
 
 
 def test_what_was_loaded_is_told(tmp_path, caplog):

@@ -1,0 +1,187 @@
+"""Conservative Q-learning (Kumar et al., 2020), arXiv:2006.04779: the variant CQL(H) on top of SAC.
+
+    critic       sum_i (Q_i(s, a) - y)^2 + weight * gap_i,  y = r + discount * (1 - terminated) * min_i Q_i'(s', a')
+    gap_i        log sum_a exp(Q_i(s, a) - log density(a)) - Q_i(s, data's action), over `n_actions` each of
+                 uniform actions, of a ~ pi(s) and of a ~ pi(s'); all of them valued at s
+    multiplier   where `lagrange_threshold` is set: multiplier * (weight * gap - threshold) instead of weight * gap,
+                 with max over the multiplier in [0, 1e6]
+    actor        min alpha * log pi(a|s) - min_i Q_i(s, a), after `bc_updates` of min alpha * log pi(a|s) - log pi(data)
+    temperature  as in SAC, with target entropy -dim(A)
+
+The backup is deterministic (no entropy), or with `max_q_backup` the best of `n_actions` for every critic, then the
+smaller critic. As in the authors' code, the logsumexp is not divided by the number of actions.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlx.algos.sac import actor_loss, alpha_loss
+from rlx.algos.td3_bc import critic_loss
+from rlx.errors import require
+from rlx.learner import AlgoConfig, Learner
+from rlx.nn import Adam, Critic, GaussianActor, compilable, polyak, squashed_sample, target_of
+from rlx.returns import td_target
+from rlx.types import Batch, Metrics, Spec
+
+MAX_MULTIPLIER = 1e6
+
+
+@dataclass
+class CQLConfig(AlgoConfig):
+    _target_: str = "rlx.algos.cql.CQL"
+    name: str = "cql"
+    actor_lr: float = 1e-4
+    critic_lr: float = 3e-4
+    alpha_lr: float = 1e-4
+    alpha: float = 1.0  # first value of the temperature
+    tau: float = 0.005  # step of the target critics
+    weight: float = 5.0  # of the conservative gap; 5 or 10 for locomotion
+    n_actions: int = 10  # of each of the three kinds of actions in the gap
+    lagrange_threshold: float | None = None  # the gap that a learned multiplier allows; None: weight alone
+    max_q_backup: bool = False  # bootstrap from the best of n_actions
+    backup_entropy: bool = False  # entropy bonus in the target
+    bc_updates: int = 40_000  # updates of imitation before the policy follows the critics; for runs of a million
+
+
+def cql_loss(
+    candidates: Tensor, data: Tensor, weight: float, multiplier: Tensor | float = 1.0, threshold: float = 0.0
+) -> tuple[Tensor, Tensor, Metrics]:
+    """Conservative loss, summed over the critics, and their gaps [n].
+
+    `candidates` [n, B, K] are values less the log-density of their actions, `data` [n, B] values of the data's actions.
+    """
+    gap = (torch.logsumexp(candidates, -1) - data).mean(-1)
+    loss = (multiplier * (weight * gap - threshold)).sum()
+    return loss, gap.detach(), {"loss/conservative": loss.detach(), "q/gap": gap.detach().mean()}
+
+
+def multiplier_loss(log_multiplier: Tensor, gap: Tensor, weight: float, threshold: float) -> tuple[Tensor, Metrics]:
+    """Raises the multiplier while the weighted gap is above its threshold."""
+    multiplier = log_multiplier.exp().clamp(max=MAX_MULTIPLIER)
+    loss = -multiplier * (weight * gap - threshold).mean()
+    return loss, {"loss/multiplier": loss.detach(), "q/multiplier": multiplier.detach()}
+
+
+def values(critic: Critic, obs: Tensor, actions: Tensor) -> Tensor:
+    """Q [n, B, K] of several actions [B, K, dim(A)] for each observation, in one call."""
+    k = actions.shape[1]
+    return critic(obs.repeat_interleave(k, 0), actions.flatten(0, 1)).unflatten(-1, (len(obs), k))
+
+
+class CQL(Learner):
+    actions = ("box",)
+    regimes = ("offline", "offline_to_online")
+    cfg: CQLConfig
+
+    def __init__(self, cfg: CQLConfig, spec: Spec):
+        super().__init__(cfg, spec)
+        require(0.0 < cfg.tau <= 1.0, f"algo.tau is {cfg.tau}; it has to be in (0, 1], for example algo.tau=0.005.")
+        require(cfg.alpha > 0.0, f"algo.alpha is {cfg.alpha}; a temperature is positive, for example algo.alpha=1.0.")
+        require(cfg.weight >= 0.0, f"algo.weight is {cfg.weight}; use 0 for plain SAC or more, as algo.weight=5.")
+        require(cfg.n_actions >= 1, f"algo.n_actions is {cfg.n_actions}; use 1 or more, as 10.")
+        require(cfg.bc_updates >= 0, f"algo.bc_updates is {cfg.bc_updates}; use 0 for no imitation, or more.")
+        require(
+            not (cfg.max_q_backup and cfg.backup_entropy),
+            "algo.max_q_backup bootstraps from values alone; drop it, or set algo.backup_entropy=false.",
+        )
+        threshold = cfg.lagrange_threshold
+        require(
+            threshold is None or threshold >= 0.0,
+            f"algo.lagrange_threshold is {threshold}; use 0 or more, as 5, or null for a fixed weight.",
+        )
+        self.actor = GaussianActor(spec.obs_dim, spec.action_dim, cfg.hidden)
+        self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.hidden)
+        self.target_critic = target_of(self.critic)
+        self.log_alpha = torch.nn.Parameter(torch.tensor(math.log(cfg.alpha)))
+        self.target_entropy = -float(spec.action_dim)
+        self.optimizers = {
+            "actor": Adam(self.actor.parameters(), cfg.actor_lr),
+            "critic": Adam(self.critic.parameters(), cfg.critic_lr),
+            "alpha": Adam([self.log_alpha], cfg.alpha_lr),
+        }
+        if threshold is not None:
+            self.log_multiplier = torch.nn.Parameter(torch.zeros(()))
+            self.optimizers["multiplier"] = Adam([self.log_multiplier], cfg.critic_lr)
+
+    def act(self, obs: Tensor, explore: bool) -> Tensor:
+        return self.actor.act(self.normalize(obs), explore)
+
+    def update(self, batch: Batch) -> Metrics:
+        self.updates += 1
+        batch = self.normalized(batch)
+        alpha = self.log_alpha.detach().exp()
+
+        loss, gap, metrics = self._critic_loss(batch, alpha)
+        self.optimizers["critic"].minimize(loss)
+        if self.cfg.lagrange_threshold is not None:
+            loss, found = multiplier_loss(self.log_multiplier, gap, self.cfg.weight, self.cfg.lagrange_threshold)
+            self.optimizers["multiplier"].minimize(loss)
+            metrics |= found
+
+        loss, log_prob, found = self._actor_loss(batch, alpha, self.updates <= self.cfg.bc_updates)
+        self.optimizers["actor"].minimize(loss)
+        metrics |= found
+
+        loss, found = alpha_loss(self.log_alpha, log_prob, self.target_entropy)
+        self.optimizers["alpha"].minimize(loss)
+        polyak(self.target_critic.parameters(), self.critic.parameters(), self.cfg.tau)
+        return metrics | found
+
+    @compilable
+    def _critic_loss(self, batch: Batch, alpha: Tensor) -> tuple[Tensor, Tensor, Metrics]:
+        n, d = self.cfg.n_actions, self.spec.action_dim
+        with torch.no_grad():
+            target = td_target(batch.reward, batch.discount, batch.terminated, self._next_value(batch.next_obs, alpha))
+            uniform = 2.0 * torch.rand(len(batch.obs), n, d, device=batch.obs.device) - 1.0
+            # of pi(s) and of pi(s'), side by side: [B, 2n, d] and [B, 2n]
+            drawn, log_prob = (
+                torch.cat(x.chunk(2), 1) for x in self._sample(torch.cat([batch.obs, batch.next_obs]), n)
+            )
+            actions = torch.cat([batch.action.unsqueeze(1), uniform, drawn], 1)
+        data, uniform_q, drawn_q = values(self.critic, batch.obs, actions).split([1, n, 2 * n], -1)
+        data = data.squeeze(-1)
+        loss, metrics = critic_loss(data, target)
+        drawn_q, bounded = self._bounded(drawn_q, batch)
+        candidates = torch.cat([uniform_q + d * math.log(2.0), drawn_q - log_prob], -1)  # uniform density: 0.5 ** d
+        conservative, gap, found = cql_loss(candidates, data, self.cfg.weight, *self._constraint())
+        return loss + conservative, gap, metrics | found | bounded
+
+    def _bounded(self, q: Tensor, batch: Batch) -> tuple[Tensor, Metrics]:
+        """The values [n, B, 2K] of the policy's actions as they enter the gap; Cal-QL bounds them from below."""
+        return q, {}
+
+    def _constraint(self) -> tuple[Tensor | float, float]:
+        """The multiplier of the gap and the threshold that is taken off it."""
+        if self.cfg.lagrange_threshold is None:
+            return 1.0, 0.0
+        return self.log_multiplier.detach().exp().clamp(max=MAX_MULTIPLIER), self.cfg.lagrange_threshold
+
+    def _sample(self, obs: Tensor, n: int) -> tuple[Tensor, Tensor]:
+        """Actions [B, n, dim(A)] of the policy and their log-probabilities [B, n]."""
+        mean, log_std = (x.unsqueeze(1) for x in self.actor(obs))
+        noise = torch.randn(len(obs), n, self.spec.action_dim, device=obs.device)
+        action, log_prob, _ = squashed_sample(mean, log_std, noise)
+        return action, log_prob
+
+    def _next_value(self, next_obs: Tensor, alpha: Tensor) -> Tensor:
+        if self.cfg.max_q_backup:
+            action, _ = self._sample(next_obs, self.cfg.n_actions)
+            return values(self.target_critic, next_obs, action).amax(-1).amin(0)
+        action, log_prob = self.actor.sample(next_obs)
+        value = self.target_critic(next_obs, action).amin(0)
+        return value - alpha * log_prob if self.cfg.backup_entropy else value
+
+    @compilable
+    def _actor_loss(self, batch: Batch, alpha: Tensor, imitate: bool) -> tuple[Tensor, Tensor, Metrics]:
+        action, log_prob = self.actor.sample(batch.obs)
+        if imitate:
+            score = self.actor.log_prob(batch.obs, batch.action)
+        else:
+            score = self.critic(batch.obs, action, frozen=True).min(0).values
+        loss, metrics = actor_loss(score, log_prob, alpha)
+        return loss, log_prob.detach(), metrics

@@ -1,0 +1,131 @@
+"""Implicit Q-learning (Kostrikov et al., 2021), arXiv:2110.06169.
+
+    value   min L(min_i Q_i'(s, a) - V(s)),  L(u) = |expectile - 1(u < 0)| u^2
+    actor   max min(exp(beta * A), max_weight) * log pi(a|s),  A = min_i Q_i'(s, a) - V(s)
+    critic  min sum_i (Q_i(s, a) - r - discount * (1 - terminated) * V(s'))^2
+
+in this order: actor and critic see the new V. No action outside of the data is ever valued. The policy is an unsquashed
+Gaussian with a tanh mean, one std for all states and log_std >= -5; it is evaluated by its mean.
+
+expectile / beta: 0.7 / 3 for locomotion (with reward=normalize_return), 0.9 / 10 for AntMaze (with reward=antmaze),
+0.7 / 0.5 and dropout 0.1 for Adroit.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlx.algos.bc import GaussianPolicy
+from rlx.algos.td3_bc import critic_loss
+from rlx.errors import require
+from rlx.learner import AlgoConfig, Learner
+from rlx.nn import MLP, Adam, Critic, compilable, polyak, target_of
+from rlx.returns import td_target
+from rlx.types import Batch, Metrics, Spec
+
+
+@dataclass
+class IQLConfig(AlgoConfig):
+    _target_: str = "rlx.algos.iql.IQL"
+    name: str = "iql"
+    actor_lr: float = 3e-4
+    critic_lr: float = 3e-4
+    value_lr: float = 3e-4
+    expectile: float = 0.7  # 0.5 values the behaviour policy, towards 1 the best actions of the data
+    beta: float = 3.0  # inverse temperature of the advantages; 0 is cloning
+    max_weight: float = 100.0  # bound of the weights
+    dropout: float = 0.0  # of the policy
+    tau: float = 0.005  # step of the target critics
+    actor_decay_updates: int | None = None  # the actor's learning rate falls to 0 along a cosine; None: it stays
+
+
+def expectile_loss(q: Tensor, value: Tensor, expectile: float) -> tuple[Tensor, Metrics]:
+    """Asymmetric squared error of V(s) against Q(s, a), both [B]."""
+    error = q - value
+    weight = torch.where(error < 0.0, 1.0 - expectile, expectile)
+    loss = (weight * error.square()).mean()
+    return loss, {"loss/value": loss.detach(), "value/mean": value.detach().mean()}
+
+
+def iql_actor_loss(log_prob: Tensor, advantage: Tensor, beta: float, max_weight: float) -> tuple[Tensor, Metrics]:
+    """Likelihood of the data's actions, weighted by their advantages; both [B]."""
+    weight = torch.exp(beta * advantage).clamp(max=max_weight)
+    loss = -(weight * log_prob).mean()
+    return loss, {
+        "loss/actor": loss.detach(),
+        "policy/log_prob": log_prob.detach().mean(),
+        "policy/weight": weight.mean(),
+        "q/advantage": advantage.mean(),
+    }
+
+
+def cosine_decay(updates: int, horizon: int | None) -> float:
+    """1 before the first update, 0 at the horizon and after it; always 1 without a horizon."""
+    return 1.0 if horizon is None else 0.5 * (1.0 + math.cos(math.pi * min(1.0, updates / horizon)))
+
+
+class IQL(Learner):
+    actions = ("box",)
+    regimes = ("offline", "offline_to_online")
+    cfg: IQLConfig
+
+    def __init__(self, cfg: IQLConfig, spec: Spec):
+        super().__init__(cfg, spec)
+        require(0.0 < cfg.expectile < 1.0, f"algo.expectile is {cfg.expectile}; it has to be in (0, 1), as 0.7.")
+        require(cfg.beta >= 0.0, f"algo.beta is {cfg.beta}; use 0 for cloning or more, for example algo.beta=3.")
+        require(cfg.max_weight > 0.0, f"algo.max_weight is {cfg.max_weight}; it has to be positive, as 100.")
+        require(0.0 < cfg.tau <= 1.0, f"algo.tau is {cfg.tau}; it has to be in (0, 1], for example algo.tau=0.005.")
+        require(
+            cfg.actor_decay_updates is None or cfg.actor_decay_updates >= 1,
+            f"algo.actor_decay_updates is {cfg.actor_decay_updates}; give 1 or more, or null for no decay.",
+        )
+        self.actor = GaussianPolicy(spec.obs_dim, spec.action_dim, cfg.hidden, dropout=cfg.dropout)
+        self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.hidden)
+        self.target_critic = target_of(self.critic)
+        self.value = MLP([spec.obs_dim, *cfg.hidden, 1])
+        self.optimizers = {
+            "value": Adam(self.value.parameters(), cfg.value_lr),
+            "actor": Adam(self.actor.parameters(), cfg.actor_lr),
+            "critic": Adam(self.critic.parameters(), cfg.critic_lr),
+        }
+
+    def act(self, obs: Tensor, explore: bool) -> Tensor:
+        return self.actor.act(self.normalize(obs), explore)
+
+    def update(self, batch: Batch) -> Metrics:
+        decay = cosine_decay(self.updates, self.cfg.actor_decay_updates)  # besides the schedule's multiplier
+        self.updates += 1
+        batch = self.normalized(batch)
+        with torch.no_grad():
+            q = self.target_critic(batch.obs, batch.action).amin(0)
+
+        loss, metrics = self._value_loss(batch.obs, q)
+        self.optimizers["value"].minimize(loss)
+        with torch.no_grad():
+            value, next_value = self.value(torch.cat([batch.obs, batch.next_obs])).squeeze(-1).chunk(2)
+
+        loss, actor_metrics = self._actor_loss(batch.obs, batch.action, q - value)
+        self.optimizers["actor"].lr = self.cfg.actor_lr * decay
+        self.optimizers["actor"].minimize(loss)
+
+        loss, critic_metrics = self._critic_loss(batch, next_value)
+        self.optimizers["critic"].minimize(loss)
+        polyak(self.target_critic.parameters(), self.critic.parameters(), self.cfg.tau)
+        return metrics | actor_metrics | critic_metrics
+
+    @compilable
+    def _value_loss(self, obs: Tensor, q: Tensor) -> tuple[Tensor, Metrics]:
+        return expectile_loss(q, self.value(obs).squeeze(-1), self.cfg.expectile)
+
+    @compilable
+    def _actor_loss(self, obs: Tensor, action: Tensor, advantage: Tensor) -> tuple[Tensor, Metrics]:
+        return iql_actor_loss(self.actor(obs).log_prob(action), advantage, self.cfg.beta, self.cfg.max_weight)
+
+    @compilable
+    def _critic_loss(self, batch: Batch, next_value: Tensor) -> tuple[Tensor, Metrics]:
+        target = td_target(batch.reward, batch.discount, batch.terminated, next_value)
+        return critic_loss(self.critic(batch.obs, batch.action), target)
