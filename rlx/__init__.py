@@ -1,9 +1,9 @@
 """rlx: Hydra-configured reinforcement learning experiments, online, offline and offline-to-online.
 
-    import rlx
-    result = rlx.train("algo=sac", "env=pendulum", seed=1)
-    policy = rlx.load(result.run_dir)
-    policy.act(obs)
+import rlx
+result = rlx.train("algo=sac", "env=pendulum", seed=1)
+policy = rlx.load(result.run_dir)
+policy.act(obs)
 """
 
 from __future__ import annotations

@@ -2,15 +2,15 @@
 
 A checkpoint is a folder:
 
-    manifest.json            format version; name, size and sha256 of every file; the replay segments it needs. Written last
-    config.yaml              the composed config, interpolations unresolved
-    state.json               counters, random states, callback states, the Spec, versions
-    <group>.safetensors      tensors: learner, rng, journal, rollout
+    manifest.json         format version; name, size and sha256 of every file; the replay segments; written last
+    config.yaml           the composed config, interpolations unresolved
+    state.json            counters, random states, callback states, the Spec, versions
+    <group>.safetensors   tensors: learner, rng, journal, rollout
 
 The replay is written incrementally: `replay/<start>-<end>.safetensors` holds rows of the stream since the checkpoint
-before, and manifests refer to segments by name and hash. Everything is written beside its place, fsynced and renamed, so
-a reader sees the old state or the new one. `last` and `best` are links that are swapped the same way. What is read back is
-data: nothing in it is imported, unpickled or instantiated by its own say-so.
+before, and manifests refer to segments by name and hash. Everything is written beside its place, fsynced and renamed,
+so a reader sees the old state or the new one. `last` and `best` are links that are swapped the same way. What is read
+back is data: nothing in it is imported, unpickled or instantiated by its own say-so.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ class Checkpoint:
     path: Path | None = None
 
     @classmethod
-    def of(cls, cfg: DictConfig, spec: Spec, state: dict[str, Any], tensors: dict[str, dict[str, Tensor]]) -> Checkpoint:
+    def of(
+        cls, cfg: DictConfig, spec: Spec, state: dict[str, Any], tensors: dict[str, dict[str, Tensor]]
+    ) -> Checkpoint:
         return cls(OmegaConf.to_yaml(cfg, resolve=False), spec, state, tensors)
 
 
@@ -127,7 +129,8 @@ def read_folder(path: Path) -> Checkpoint:
         state = json.loads(files["state.json"])
         raw = state.pop("spec")
         goal = raw.pop("goal")
-        spec = Spec(**{k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()})
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()}
+        spec = Spec(**values)
         spec = spec._replace(goal=Goal(goal[0], tuple(goal[1]), tuple(goal[2])) if goal else None)
         tensors = {Path(n).stem: load_tensors(data) for n, data in files.items() if n.endswith(".safetensors")}
         segments = manifest["segments"]

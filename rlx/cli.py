@@ -146,7 +146,9 @@ def check_sweep(overrides: list[str]) -> None:
     except HydraException as error:
         raise UserError(explain(error, overrides)) from error
     options = [
-        [f"{o.get_key_element()}={value}" for value in o.sweep_string_iterator()] if o.is_sweep_override() else [o.input_line]
+        [f"{o.get_key_element()}={value}" for value in o.sweep_string_iterator()]
+        if o.is_sweep_override()
+        else [o.input_line]
         for o in parsed
         if not o.is_hydra_override() and not (o.key_or_group or "").startswith("hydra")
     ]
@@ -172,7 +174,8 @@ def report(result: Result) -> int:
     table.add_row("trained for", f"{s['env_steps']} env steps, {s['updates']} updates, {s['wall_time_s']:.0f} s")
     table.add_row("stopped by", s["stop_reason"] + ("" if s["exact"] else " (resumed approximately)"))
     table.add_row("run folder", str(folder))
-    table.add_row("evaluate", f"python -m rlx evaluate {folder}")
+    if s["env"] != "none":
+        table.add_row("evaluate", f"python -m rlx evaluate {folder}")
     table.add_row("resume", f"python -m rlx resume {folder}")
     table.add_row("watch", f"tensorboard --logdir {folder}")
     Console(width=None if sys.stdout.isatty() else 200).print(table)
@@ -268,7 +271,8 @@ def list_choices(arguments: list[str]) -> int:
     for group in wanted:
         if group not in known:
             guess = nearest(group, known)
-            raise UserError(f"There is no group {group!r}; {f'did you mean {guess}? ' if guess else ''}There are: {', '.join(known)}.")
+            meant = f"did you mean {guess}? " if guess else ""
+            raise UserError(f"There is no group {group!r}; {meant}There are: {', '.join(known)}.")
     console = Console(width=None if sys.stdout.isatty() else 160)
     for group in wanted:
         table = Table("choice", "what it is", title=group, title_justify="left")

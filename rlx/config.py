@@ -73,7 +73,8 @@ def _modules(name: str) -> Iterator[ModuleType]:
 
 
 def _snake(name: str) -> str:
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+    """EarlyStopping -> early_stopping, QValues -> q_values."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
 @functools.cache
@@ -86,7 +87,11 @@ def schemas() -> dict[str, type]:
                 own = inspect.isclass(cls) and cls.__module__ == module.__name__ and is_dataclass(cls)
                 if not own or "_target_" not in {f.name for f in fields(cls)}:
                     continue
-                name = module.__name__.rpartition(".")[2] if group == "algo" else _snake(cls.__name__.removesuffix("Config"))
+                name = (
+                    module.__name__.rpartition(".")[2]
+                    if group == "algo"
+                    else _snake(cls.__name__.removesuffix("Config"))
+                )
                 found[f"{group}/{name}"] = cls
     return found
 
@@ -179,7 +184,9 @@ def typed(values: dict[str, Any], trust: Sequence[str] = ()) -> DictConfig:
         if target in by_target:
             return OmegaConf.merge(_open_dicts(by_target[target]), node)
         if not any(str(target).startswith(f"{t}.") for t in trust):
-            raise UserError(f"The saved config asks for {target}, which is no part of rlx; add trust=[MODULE] to allow it.")
+            raise UserError(
+                f"The saved config asks for {target}, which is no part of rlx; add trust=[MODULE] to allow it."
+            )
         return node
 
     cfg = OmegaConf.merge(OmegaConf.structured(Config), attach(values))
@@ -191,14 +198,16 @@ def load_config(text: str, overrides: Sequence[str] = (), trust: Sequence[str] =
     """A config as it was saved, with values overridden; whom the file trusts does not count."""
     register()
     try:
-        values = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+        values: Any = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
         assert isinstance(values, dict)
         cfg = typed({**values, "trust": list(trust)}, trust)
         OmegaConf.set_struct(cfg, True)
         for override in OverridesParser.create().parse_overrides(list(overrides)):
             key = override.key_or_group
             if "." not in key and key in GROUPS:
-                raise UserError(f"{override.input_line} selects another {key}; only values such as {key}.KEY=VALUE can change.")
+                raise UserError(
+                    f"{override.input_line} selects another {key}; only values such as {key}.KEY=VALUE can change."
+                )
             OmegaConf.update(cfg, key, override.value(), merge=True)
     except (hydra.errors.HydraException, OmegaConfBaseException, ValueError) as error:
         raise UserError(explain(error, overrides)) from error
@@ -259,7 +268,9 @@ def check_regime(cfg: DictConfig) -> None:
 def learner_class(cfg: DictConfig) -> type[Learner]:
     target = str(cfg.algo._target_)
     if not trusted(target, cfg.trust):
-        raise UserError(f"algo._target_={target} is not part of rlx; add trust=[{target.partition('.')[0]}] to allow it.")
+        raise UserError(
+            f"algo._target_={target} is not part of rlx; add trust=[{target.partition('.')[0]}] to allow it."
+        )
     module, _, name = target.rpartition(".")
     return getattr(importlib.import_module(module), name)
 
@@ -292,7 +303,7 @@ def validate(cfg: DictConfig) -> None:
         raise UserError(f"trainer.offline_batch_ratio={trainer.offline_batch_ratio} is a share; give 0 to 1.")
     if trainer.gradient_updates_per_step <= 0:
         raise UserError(
-            f"trainer.gradient_updates_per_step={trainer.gradient_updates_per_step} would never learn; give more than 0."
+            f"trainer.gradient_updates_per_step={trainer.gradient_updates_per_step} never learns; give more than 0."
         )
     if cfg.algo.batch_size < 1:
         raise UserError(f"algo.batch_size={cfg.algo.batch_size} is not possible; give at least 1.")

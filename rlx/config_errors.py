@@ -83,7 +83,8 @@ def _value(text: str, chain: list[BaseException]) -> str | None:
     found = re.search(r"Value '(.*)' of type '(\w+)' could not be converted to (\w+)", text)
     if found:
         value, _, wanted = found.groups()
-        schema = next((e.object_type.__name__ for e in chain if is_dataclass(getattr(e, "object_type", None))), None)
+        kinds: list[Any] = [getattr(e, "object_type", None) for e in chain]
+        schema = next((str(kind.__name__) for kind in kinds if isinstance(kind, type) and is_dataclass(kind)), None)
         key = re.search(r"full_key: (\S+)", text)
         name = key.group(1) if key else "a key"
         kind = {"Integer": "an integer", "Float": "a number", "Boolean": "true or false"}.get(wanted, wanted)

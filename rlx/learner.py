@@ -36,6 +36,8 @@ class Learner(nn.Module):
     regimes: tuple[str, ...] = ("off_policy",)  # regimes it can run in, its usual one first
     images: bool = False  # can it read image observations
     needs_mc_return: bool = False  # does it read `batch.mc_return`
+    obs_mean: Tensor  # buffers, there if `normalize_obs`
+    obs_std: Tensor
     td_error: Tensor | None = None  # [B] of the last update, set where `batch.index` asks for new priorities
 
     def __init__(self, cfg: AlgoConfig, spec: Spec):

@@ -58,7 +58,7 @@ class Batch(NamedTuple):
     terminated: Tensor  # [B], 1.0 stops bootstrapping
     discount: Tensor  # [B], gamma ** n
     weight: Tensor | None = None  # [B] importance weights of a prioritized replay
-    index: Tensor | None = None  # [B] rows to re-prioritise
+    index: Tensor | None = None  # type: ignore[assignment]  # [B] rows to re-prioritise
     mc_return: Tensor | None = None  # [B] discounted Monte-Carlo return, where a dataset has it
 
 

@@ -36,6 +36,7 @@ from rlx.config import (
     validate,
 )
 from rlx.data.collect import collect_episodes
+from rlx.data.dataset import TransitionDataset
 from rlx.data.inspect import inspect_dataset
 from rlx.data.minari import minari_root, write_minari
 from rlx.data.replay import DatasetReplay, Replay
@@ -46,11 +47,14 @@ from rlx.errors import UserError
 from rlx.learner import Learner
 from rlx.paths import conf_dir
 from rlx.policy import Policy
+from rlx.rewards import RewardTransform
 from rlx.rng import seed_everything
 from rlx.trainers.trainer import INTERRUPTS, Trainer, evaluate_learner
 from rlx.types import Spec
 
 log = logging.getLogger("rlx")
+
+NO_ENV = "none"  # the env id of runs without a simulator
 
 
 @dataclass
@@ -134,27 +138,20 @@ def check(cfg: DictConfig) -> None:
 def build(cfg: DictConfig, folder: Path) -> Trainer:
     """Everything that a run is made of, from its config."""
     env_cfg: EnvConfig = OmegaConf.to_object(cfg.env)  # type: ignore[assignment]
-    spec = env_spec(env_cfg)
+    simulator = env_cfg.id != NO_ENV
+    spec = env_spec(env_cfg) if simulator else spec_of_dataset(cfg)
     check_spec(cfg, spec)
     device = choose_device(cfg.device)
-    settings = OmegaConf.to_object(cfg.trainer)
-    collects = any(phase.collect > 0 for phase in settings.phases.values())  # type: ignore[union-attr]
-    from_replay = any(phase.collect > 0 and not phase.on_policy for phase in settings.phases.values())  # type: ignore[union-attr]
+    phases = list(cfg.trainer.phases.values())
+    collects = any(phase.collect > 0 for phase in phases)
+    if collects and not simulator:
+        raise UserError("env=none has nothing to collect from; use trainer=offline, or choose an env.")
     reward = instantiate(cfg.reward, trust=cfg.trust)
     learner: Learner = instantiate(cfg.algo, spec, trust=cfg.trust)
-    dataset = prior = None
-    if cfg.dataset is not None:
-        dataset = instantiate(cfg.dataset, spec, int(cfg.seed), trust=cfg.trust)
-        reward.fit(dataset)
-        dataset = dataset.with_reward_transform(reward)
-        if learner.needs_mc_return:
-            dataset = dataset.with_mc_returns(cfg.algo.discount)
-        prior = DatasetReplay(dataset, spec, cfg.algo.discount, cfg.replay.n_step, int(cfg.seed))
-        if learner.cfg.normalize_obs:
-            learner.fit_normalizer(torch.from_numpy(np.ascontiguousarray(dataset.obs)))
+    dataset, prior = load_prior(cfg, spec, reward, learner) if cfg.dataset is not None else (None, None)
     envs = make_vector_env(env_cfg) if collects else None
     replay = None
-    if from_replay and envs is not None:
+    if envs is not None and any(phase.collect > 0 and not phase.on_policy for phase in phases):
         replay = make_replay(cfg, spec, envs.num_envs, prior)
     trainer: Trainer = instantiate(
         cfg.trainer,
@@ -164,13 +161,62 @@ def build(cfg: DictConfig, folder: Path) -> Trainer:
         reward,
         folder,
         envs=envs,
-        eval_envs=make_vector_env(env_cfg, min(cfg.trainer.eval_episodes, 10)),
+        eval_envs=make_vector_env(env_cfg, min(cfg.trainer.eval_episodes, 10)) if simulator else None,
         replay=replay,
         prior=prior,
         dataset=dataset,
         trust=cfg.trust,
     )
     return trainer
+
+
+def load_prior(
+    cfg: DictConfig, spec: Spec, reward: RewardTransform, learner: Learner
+) -> tuple[TransitionDataset, DatasetReplay]:
+    """The dataset with its rewards transformed, and as a source of batches; the learner takes statistics from it."""
+    dataset: TransitionDataset = instantiate(cfg.dataset, spec, int(cfg.seed), trust=cfg.trust)
+    reward.fit(dataset)
+    dataset = dataset.with_reward_transform(reward)
+    if learner.needs_mc_return:
+        dataset = dataset.with_mc_returns(cfg.algo.discount)
+    if learner.cfg.normalize_obs:
+        learner.fit_normalizer(torch.from_numpy(np.ascontiguousarray(dataset.obs)))
+    return dataset, DatasetReplay(dataset, spec, cfg.algo.discount, cfg.replay.n_step, int(cfg.seed))
+
+
+def spec_of_dataset(cfg: DictConfig) -> Spec:
+    """The Spec that a dataset implies, where there is no env; the action box is the range of the data."""
+    if cfg.dataset is None:
+        raise UserError(
+            "env=none takes its shapes from a dataset and none is given; add dataset=npz dataset.path=FILE."
+        )
+    source = cfg.dataset.get("path") or cfg.dataset.get("id")
+    if not source:
+        raise UserError("env=none needs dataset.path=FILE or dataset.id=ID.")
+    dataset = load_transition_dataset(source)
+    common: dict[str, Any] = {
+        "env_id": NO_ENV,
+        "obs_shape": tuple(dataset.obs.shape[1:]),
+        "obs_dtype": str(dataset.obs.dtype),
+    }
+    if dataset.action.dtype.kind == "f":
+        low, high = dataset.action.min(0), dataset.action.max(0)
+        flat = low == high  # an action that never moves still needs a box
+        return Spec(
+            **common,
+            action_kind="box",
+            action_shape=tuple(dataset.action.shape[1:]),
+            action_low=tuple(np.where(flat, low - 1.0, low).tolist()),
+            action_high=tuple(np.where(flat, high + 1.0, high).tolist()),
+        )
+    sizes = np.atleast_1d(dataset.action.max(0) + 1)
+    kind = "discrete" if dataset.action.ndim == 1 else "multi_discrete"
+    return Spec(
+        **common,
+        action_kind=kind,
+        action_shape=tuple(dataset.action.shape[1:]),
+        action_sizes=tuple(int(n) for n in sizes),
+    )
 
 
 def make_replay(cfg: DictConfig, spec: Spec, num_envs: int, prior: Replay | None) -> Replay:
@@ -182,9 +228,7 @@ def make_replay(cfg: DictConfig, spec: Spec, num_envs: int, prior: Replay | None
     like_prior = {}
     if prior is not None:  # rows of both go into the same batches
         like_prior = {"mc_return": "mc_return" in prior.layout.slices, "outside": prior.layout.outside}
-    replay: Replay = instantiate(
-        node, spec, num_envs, cfg.algo.discount, int(cfg.seed), trust=cfg.trust, **like_prior
-    )
+    replay: Replay = instantiate(node, spec, num_envs, cfg.algo.discount, int(cfg.seed), trust=cfg.trust, **like_prior)
     log.info("Replay: %s transitions, %.1f MiB", f"{replay.capacity:,}", replay.nbytes / 2**20)
     return replay
 
@@ -211,7 +255,7 @@ def _finish(trainer: Trainer) -> Result:
 
 @contextmanager
 def interruptible(trainer: Trainer) -> Iterator[None]:
-    """SIGINT and SIGTERM end the run after the step under way, with a checkpoint. Signals reach the main thread only."""
+    """SIGINT and SIGTERM end the run after the step under way, with a checkpoint; they reach the main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -279,7 +323,9 @@ def choose_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise UserError(f"device={name} is not available here ({str(error).splitlines()[0]}); use device=cpu.") from error
+        raise UserError(
+            f"device={name} is not available here ({str(error).splitlines()[0]}); use device=cpu."
+        ) from error
     return device
 
 
@@ -324,6 +370,8 @@ def evaluate(path: str | Path, episodes: int = 10, seed: int = 0, trust: tuple[s
         raise UserError(f"episodes={episodes} is not possible; give at least 1.")
     learner, cfg = _restore_learner(path, trust)
     refuse_foreign_env(cfg, trust)
+    if cfg.env.id == NO_ENV:
+        raise UserError("This policy was trained with env=none: there is no simulator to run it in.")
     envs = make_vector_env(OmegaConf.to_object(cfg.env), min(episodes, 10))  # type: ignore[arg-type]
     try:
         found = evaluate_learner(learner, envs, episodes, seed)
@@ -363,6 +411,8 @@ def collect(
         raise UserError(f"The dataset {id} exists already in {storage}; choose another id, or delete it.")
     learner, cfg = _restore_learner(path, trust)
     refuse_foreign_env(cfg, trust)
+    if cfg.env.id == NO_ENV:
+        raise UserError("This policy was trained with env=none: there is no simulator to run it in.")
     if learner.spec.goal is not None:
         raise UserError(f"{cfg.env.id} is a goal env, whose dict observations collect cannot write; use another env.")
     envs = make_vector_env(OmegaConf.to_object(cfg.env), min(episodes, 10))  # type: ignore[arg-type]

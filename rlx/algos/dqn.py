@@ -102,9 +102,13 @@ class DQN(Learner):
             require(0.0 <= value <= 1.0, f"algo.{name} is {value}; a probability is in [0, 1].")
         self.q = QNetwork(spec.obs_dim, spec.action_dim, cfg.hidden, cfg.dueling)
         self.target_q = target_of(self.q)
-        self._grads = [torch.empty_like(p) for p in self.q.parameters()]
+        self.optimizers = {"q": Adam(self.q.parameters(), cfg.lr)}
         self.explored = 0  # env steps of the policy
-        self.optimizers = {"q": Adam(self.q.parameters(), cfg.lr, max_grad_norm=cfg.max_grad_norm)}
+        # All gradients lie in one vector, so that clipping their norm takes few operations.
+        params = list(self.q.parameters())
+        self._grad = torch.zeros(sum(p.numel() for p in params))
+        parts = self._grad.split([p.numel() for p in params])
+        self._grads = [part.view_as(p) for part, p in zip(parts, params, strict=True)]
 
     @property
     def epsilon(self) -> float:
@@ -123,7 +127,7 @@ class DQN(Learner):
     def update(self, batch: Batch) -> Metrics:
         self.updates += 1
         batch = self.normalized(batch)
-        self.td_error, metrics = self._gradients(batch)
+        self.td_error, metrics = self._differentiate(batch)
         self.optimizers["q"].step(self._grads)
         if self.due(self.cfg.target_interval):
             polyak(self.target_q.parameters(), self.q.parameters(), self.cfg.tau)
@@ -131,7 +135,8 @@ class DQN(Learner):
 
     @compilable
     @torch.no_grad()
-    def _gradients(self, batch: Batch) -> tuple[Tensor, Metrics]:
+    def _differentiate(self, batch: Batch) -> tuple[Tensor, Metrics]:
+        """The absolute TD errors [B]; the clipped gradient of their loss is left in `_grads`."""
         next_q = self.target_q(batch.next_obs)
         if self.cfg.double:
             next_value = next_q.gather(-1, self.q(batch.next_obs).argmax(-1, keepdim=True)).squeeze(-1)
@@ -141,6 +146,7 @@ class DQN(Learner):
         trace = self.q.trace(batch.obs)
         grad, error, metrics = huber_gradient(self.q.values(trace[-1]), batch.action, target, batch.weight)
         self.q.backward(trace, self.q.head_gradient(grad), self._grads)
+        self._grad.mul_((self.cfg.max_grad_norm / (self._grad.norm() + 1e-6)).clamp_(max=1.0))
         return error.abs_(), metrics
 
     def counters(self) -> dict[str, int]:

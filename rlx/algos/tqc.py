@@ -71,13 +71,14 @@ def quantile_huber(quantiles: Tensor, target: Tensor) -> Tensor:
     E(z_i + 1) - E(z_i) + sum_j (y_j - z_i - 1/2): no pair is ever formed. float64, as these are small differences.
     """
     n, rows, q = quantiles.shape
-    z = quantiles.transpose(0, 1).reshape(rows, n * q).double()
     y = target.double()
+    # in order, neighbours take the same way through the binary search: three times as fast
+    z, order = quantiles.transpose(0, 1).reshape(rows, n * q).sort(-1)
+    z, tau = z.double(), ((order % q).double() + 0.5) / q
     lower, middle, upper = half_squared_excess(torch.cat([z - 1.0, z, z + 1.0], -1), y).chunk(3, -1)
     below = middle - lower
     above = upper - middle + y.sum(-1, keepdim=True) - y.shape[-1] * (z + 0.5)
-    tau = ((torch.arange(q, device=z.device) + 0.5) / q).repeat(n)
-    return (torch.lerp(below, above, tau.double()).mean() / y.shape[-1]).float()
+    return (torch.lerp(below, above, tau).mean() / y.shape[-1]).float()
 
 
 def critic_loss(quantiles: Tensor, target: Tensor) -> tuple[Tensor, Metrics]:
@@ -144,10 +145,10 @@ class TQC(Learner):
     def _critic_loss(self, batch: Batch, alpha: Tensor) -> tuple[Tensor, Metrics]:
         with torch.no_grad():
             next_action, next_log_prob = self.actor.sample(batch.next_obs)
-            kept = truncated(self.target_critic(batch.next_obs, next_action), self.cfg.dropped)  # [B, m]
-            next_value = (kept - (alpha * next_log_prob).unsqueeze(-1)).T
-            # [m, B]: every quantile has its own target; a discount of at least 0 leaves them in order
-            target = td_target(batch.reward, batch.discount, batch.terminated, next_value).T.contiguous()
+            kept = truncated(self.target_critic(batch.next_obs, next_action), self.cfg.dropped)
+            next_values = kept - (alpha * next_log_prob).unsqueeze(-1)
+            step = (x.unsqueeze(-1) for x in (batch.reward, batch.discount, batch.terminated))
+            target = td_target(*step, next_values)  # [B, m], still in order
         return critic_loss(self.critic(batch.obs, batch.action), target)
 
     @compilable

@@ -1,9 +1,9 @@
 """Replay: transitions in contiguous memory, one row each.
 
-A row is `obs | action | reward | next_obs | terminated | truncated | discount [| mc_return]` in float32, so a minibatch
-is one gather and its fields are views. Observations that do not belong into float32 rows, images and those left on disk,
-are columns of their own. A dataset is a replay that was filled in one go; n-step returns are formed when sampling, within
-episodes only.
+A row is `obs | action | reward | next_obs | terminated | truncated | discount [| mc_return]` in float32, so a
+minibatch is one gather and its fields are views. Observations that do not belong into float32 rows, images and those
+left on disk, are columns of their own. A dataset is a replay that was filled in one go; n-step returns are formed when
+sampling, within episodes only.
 """
 
 from __future__ import annotations
@@ -324,5 +324,3 @@ def _available_memory() -> int | None:
     if hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return None
-
-

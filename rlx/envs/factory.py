@@ -16,7 +16,6 @@ from rlx.envs.vector import AsyncEnvs, NativeEnvs, SyncEnvs, VectorEnv
 from rlx.errors import UserError, nearest
 from rlx.types import Goal, Spec
 
-
 NATIVE_FROM = 8  # envs from which a native implementation is the faster one (benchmarks/env_throughput.py)
 
 
@@ -28,7 +27,7 @@ class EnvConfig:
     id: str = MISSING  # a registered id, or module:Id to import the module first
     kwargs: dict[str, Any] = field(default_factory=dict)  # passed to gymnasium.make
     num_envs: int = 1  # environments stepped together
-    vectorization: str = "auto"  # sync: in this process; async: one process each; native: the env's own; auto: the faster
+    vectorization: str = "auto"  # sync: in this process, async: a process each, native: the env's own, auto: the faster
     max_episode_steps: int | None = None  # another time limit than the registered one
     dataset_id: str | None = None  # the Minari dataset that dataset=minari means for this env
     extra: str | None = None  # the extra of rlx that brings its dependencies
@@ -39,7 +38,7 @@ class FlattenGoal(gym.ObservationWrapper):
 
     def __init__(self, env: gym.Env):
         super().__init__(env)
-        parts = env.observation_space
+        parts: Any = env.observation_space
         size = sum(int(np.prod(parts[k].shape)) for k in ("observation", "achieved_goal", "desired_goal"))
         self.observation_space = spaces.Box(-np.inf, np.inf, (size,), np.float32)
 
@@ -115,7 +114,7 @@ def spec_of(env: gym.Env, env_id: str) -> Spec:
 def _goal_of(env: gym.Env) -> Goal | None:
     if not isinstance(env, FlattenGoal):
         return None
-    parts = env.env.observation_space
+    parts: Any = env.env.observation_space
     start = int(np.prod(parts["observation"].shape))
     dim = int(np.prod(parts["desired_goal"].shape))
     return Goal(dim=dim, achieved=(start, start + dim), desired=(start + dim, start + 2 * dim))
@@ -131,7 +130,9 @@ def make_vector_env(cfg: EnvConfig, num_envs: int | None = None) -> VectorEnv:
         if native is not None:
             return native
         if cfg.vectorization == "native":
-            raise UserError(f"{cfg.id} has no native vector implementation that rlx can use; use env.vectorization=sync.")
+            raise UserError(
+                f"{cfg.id} has no native vector implementation that rlx can use; use env.vectorization=sync."
+            )
         return SyncEnvs([lambda: make_env(cfg)] * n)
     kinds: dict[str, Callable[..., VectorEnv]] = {"sync": SyncEnvs, "async": AsyncEnvs}
     if cfg.vectorization not in kinds:

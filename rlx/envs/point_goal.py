@@ -20,7 +20,7 @@ class PointGoal(gym.Env):
     """Push a point to a goal; sparse reward, 2-D."""
 
     def __init__(self) -> None:
-        box = {
+        box: dict[str, spaces.Space] = {
             "observation": spaces.Box(-np.inf, np.inf, (4,), np.float32),
             "achieved_goal": spaces.Box(-np.inf, np.inf, (2,), np.float32),
             "desired_goal": spaces.Box(-np.inf, np.inf, (2,), np.float32),

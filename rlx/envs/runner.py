@@ -49,7 +49,9 @@ def to_env_units(space: spaces.Space) -> Callable[[np.ndarray], Any]:
     if isinstance(space, spaces.Discrete):
         start = int(space.start)
         return lambda action: [int(a) + start for a in action]
-    return lambda action: action + space.start
+    assert isinstance(space, spaces.MultiDiscrete)
+    first = space.start
+    return lambda action: action + first
 
 
 def episode_seed(seed: int, env: int, episode: int) -> int:
@@ -93,8 +95,8 @@ class Runner:
         self._length += 1
         self._tape.append(action.copy())
         self.obs = step.next_obs.copy()
-        ended = np.flatnonzero(step.terminated | step.truncated)
-        if not ended.size:
+        ended = np.flatnonzero(step.terminated | step.truncated).tolist()
+        if not ended:
             return step, []
         finished = [Episode(float(self._return[i]), int(self._length[i]), step.infos[i]) for i in ended]
         infos = list(step.infos)

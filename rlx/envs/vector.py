@@ -60,7 +60,9 @@ class SyncEnvs:
 
     def step(self, actions: Sequence[Any]) -> Step:
         for i, env in enumerate(self.envs):
-            self._obs[i], self._reward[i], self._terminated[i], self._truncated[i], self._infos[i] = env.step(actions[i])
+            self._obs[i], self._reward[i], self._terminated[i], self._truncated[i], self._infos[i] = env.step(
+                actions[i]
+            )
         return Step(self._obs, self._reward, self._terminated, self._truncated, self._infos)
 
     def close(self) -> None:
@@ -102,7 +104,7 @@ class NativeEnvs:
 
     PARTS = ("state", "steps", "prev_done", "low", "high")
 
-    def __init__(self, env: gym.vector.VectorEnv):
+    def __init__(self, env: Any):
         self._env = env
         self.num_envs = env.num_envs
         self.action_space = env.single_action_space

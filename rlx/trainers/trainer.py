@@ -280,7 +280,9 @@ class Trainer:
         n, spec = self._runner.num_envs if self._runner else 1, self.spec
         if spec.action_kind == "box":
             return self._rng.uniform(-1.0, 1.0, (n, *spec.action_shape)).astype(np.float32)
-        return self._rng.integers(0, spec.action_sizes, (n, *(spec.action_shape or (1,)))).reshape(n, *spec.action_shape)
+        return self._rng.integers(0, spec.action_sizes, (n, *(spec.action_shape or (1,)))).reshape(
+            n, *spec.action_shape
+        )
 
     def _act(self, obs: np.ndarray, explore: bool = True) -> np.ndarray:
         tensor = torch.from_numpy(obs)

@@ -1,0 +1,127 @@
+"""Fitted Q evaluation: what a policy is worth, judged from the dataset alone (Le et al., 2019, arXiv:1903.08738).
+
+    Q <- argmin (Q(s, a) - r - discount * (1 - terminated) * Q'(s', pi(s')))^2     value = mean Q(s_0, pi(s_0))
+
+For those who have data and no simulator: a way to compare checkpoints. Each estimate is a fit from scratch that
+depends on the policy, the dataset and the seed only, and leaves the randomness of the training alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rlx.callbacks import crossed
+from rlx.callbacks.bus import Callback
+from rlx.callbacks.metrics import INTERRUPTED
+from rlx.errors import UserError
+from rlx.nn import Adam, Critic, polyak, target_of
+from rlx.returns import td_target
+from rlx.types import Spec
+
+if TYPE_CHECKING:
+    from rlx.trainers.trainer import Trainer
+
+
+@dataclass
+class FittedQConfig:
+    """How the estimate is fitted; how often: `trainer.eval_interval`."""
+
+    _target_: str = "rlx.callbacks.fitted_q.FittedQ"
+    updates: int = 1000  # steps of each fit
+    batch_size: int = 256
+    hidden: list[int] = field(default_factory=lambda: [64, 64])
+    lr: float = 1e-3
+    tau: float = 0.01  # step of the target network
+    keep_best: bool = False  # save the policy of the highest value as `best`
+
+
+def as_input(action: Tensor, spec: Spec) -> Tensor:
+    """Actions as a critic reads them: discrete ones as one-hot vectors."""
+    if not spec.discrete:
+        return action
+    columns = action.reshape(len(action), -1)
+    return torch.cat([F.one_hot(columns[:, i], n) for i, n in enumerate(spec.action_sizes)], dim=1).float()
+
+
+class FittedQ(Callback):
+    """Logs `fqe/value` and the discounted return of the data beside it."""
+
+    order = 35
+
+    def __init__(self, cfg: FittedQConfig):
+        self.cfg = cfg
+        self.last = 0  # steps at the last estimate
+        self.best: float | None = None
+
+    def on_run_start(self, trainer: Trainer) -> None:
+        if trainer.prior is None:
+            raise UserError("callbacks.fitted_q judges by a dataset and there is none; add dataset=... or remove it.")
+
+    def on_iteration(self, trainer: Trainer) -> None:
+        if crossed(self.last, trainer.state.steps, trainer.settings.eval_interval):
+            self._log(trainer)
+
+    def on_run_end(self, trainer: Trainer) -> None:
+        if trainer.state.steps > self.last and trainer.state.stop_reason not in INTERRUPTED:
+            self._log(trainer)
+
+    def state(self) -> dict[str, Any]:
+        return {"last": self.last, "best": self.best}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.last, self.best = state["last"], state["best"]
+
+    def _log(self, trainer: Trainer) -> None:
+        self.last = trainer.state.steps
+        metrics = self.estimate(trainer)
+        trainer.log("eval", metrics)
+        if self.best is None or metrics["fqe/value"] > self.best:
+            self.best = metrics["fqe/value"]
+            if self.cfg.keep_best:
+                trainer.save("best")
+
+    def estimate(self, trainer: Trainer) -> dict[str, float]:
+        """Fit Q of the deterministic policy on the dataset; its value at the first observations of the episodes."""
+        dataset, prior, learner = trainer.dataset, trainer.prior, trainer.learner
+        assert dataset is not None
+        assert prior is not None
+        before = prior.state()
+        training = learner.training
+        learner.eval()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(trainer.cfg.seed))
+            critic, loss = self._fit(trainer)
+            first = torch.from_numpy(np.asarray(dataset.obs[dataset.episodes[:, 0]]))
+            with torch.no_grad():
+                action = as_input(learner.act(first, explore=False), trainer.spec)
+                value = critic(first.flatten(1), action).mean()
+        prior.load_state(before)
+        learner.train(training)
+        returns = dataset.with_mc_returns(learner.cfg.discount).mc_return
+        assert returns is not None
+        behavior = float(returns[dataset.episodes[:, 0]].mean())
+        return {"fqe/value": float(value), "fqe/behavior_value": behavior, "fqe/loss": float(loss)}
+
+    def _fit(self, trainer: Trainer) -> tuple[Critic, Tensor]:
+        spec, cfg, learner = trainer.spec, self.cfg, trainer.learner
+        critic = Critic(spec.obs_dim, spec.action_dim, cfg.hidden, n=1)
+        target = target_of(critic)
+        optimizer = Adam(critic.parameters(), cfg.lr)
+        loss = torch.zeros(())
+        assert trainer.prior is not None
+        for _ in range(cfg.updates):
+            for batch in trainer.prior.sample(cfg.batch_size, 1):
+                with torch.no_grad():
+                    next_action = as_input(learner.act(batch.next_obs, explore=False), spec)
+                    next_value = target(batch.next_obs.flatten(1), next_action)[0]
+                    y = td_target(batch.reward, batch.discount, batch.terminated, next_value)
+                loss = F.mse_loss(critic(batch.obs.flatten(1), as_input(batch.action, spec))[0], y)
+                optimizer.minimize(loss)
+                polyak(target.parameters(), critic.parameters(), cfg.tau)
+        return critic, loss.detach()

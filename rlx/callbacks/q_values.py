@@ -1,0 +1,85 @@
+"""Q-value diagnostics on fixed rows of the dataset: does a critic believe in actions that the data never took?
+
+q_data/mean          mean Q(s, a) at the actions of the data
+q_data/policy_mean   mean Q(s, pi(s)) at the policy's own actions
+q_data/gap           the difference; growing without end means that the critic is being exploited
+q_data/spread        standard deviation over the ensemble at the actions of the data
+q_data/td_error      mean |r + discount * (1 - terminated) * Q(s', pi(s')) - Q(s, a)|
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rlx.callbacks import crossed
+from rlx.callbacks.bus import Callback
+from rlx.errors import UserError
+from rlx.returns import td_target
+from rlx.types import Batch
+
+if TYPE_CHECKING:
+    from rlx.trainers.trainer import Trainer
+
+
+@dataclass
+class QValuesConfig:
+    """How many rows are looked at; how often: `trainer.eval_interval`."""
+
+    _target_: str = "rlx.callbacks.q_values.QValues"
+    rows: int = 1024  # of the dataset, drawn once
+
+
+class QValues(Callback):
+    """Logs what the learner's critic thinks of the data."""
+
+    order = 36
+
+    def __init__(self, cfg: QValuesConfig):
+        self.cfg = cfg
+        self.last = 0
+        self._batch: Batch | None = None
+
+    def on_run_start(self, trainer: Trainer) -> None:
+        if trainer.prior is None:
+            raise UserError("callbacks.q_values looks at a dataset and there is none; add dataset=... or remove it.")
+        if not hasattr(trainer.learner, "critic") or trainer.spec.discrete:
+            raise UserError(
+                f"callbacks.q_values needs a critic Q(s, a) and {trainer.cfg.algo.name} has none; remove it."
+            )
+        before = trainer.prior.state()
+        self._batch = next(iter(trainer.prior.sample(self.cfg.rows, 1)))
+        trainer.prior.load_state(before)
+
+    def on_iteration(self, trainer: Trainer) -> None:
+        if crossed(self.last, trainer.state.steps, trainer.settings.eval_interval):
+            self.last = trainer.state.steps
+            trainer.log("eval", self.measure(trainer))
+
+    def state(self) -> dict[str, Any]:
+        return {"last": self.last}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.last = state["last"]
+
+    def measure(self, trainer: Trainer) -> dict[str, float]:
+        assert self._batch is not None
+        learner: Any = trainer.learner
+        batch = self._batch
+        seen = learner.normalized(batch)
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(trainer.cfg.seed))
+            q = learner.critic(seen.obs, seen.action)
+            q_policy = learner.critic(seen.obs, learner.act(batch.obs, explore=False))
+            next_value = learner.critic(seen.next_obs, learner.act(batch.next_obs, explore=False)).mean(0)
+        y = td_target(batch.reward, batch.discount, batch.terminated, next_value)
+        found = {
+            "q_data/mean": q.mean(),
+            "q_data/policy_mean": q_policy.mean(),
+            "q_data/gap": q_policy.mean() - q.mean(),
+            "q_data/spread": q.std(0, unbiased=False).mean(),
+            "q_data/td_error": (y - q.mean(0)).abs().mean(),
+        }
+        return {name: float(value) for name, value in found.items()}
