@@ -35,7 +35,7 @@ GROUPS = {
     "algo": ("rlx.algos",),
     "env": ("rlx.envs.factory",),
     "dataset": ("rlx.data.sources", "rlx.data.minari", "rlx.data.mixing"),
-    "replay": ("rlx.data.replay",),
+    "replay": ("rlx.data.replay", "rlx.data.prioritized"),
     "reward": ("rlx.rewards",),
     "schedule": ("rlx.schedules",),
     "trainer": ("rlx.trainers.trainer",),
@@ -256,6 +256,8 @@ def check_regime(cfg: DictConfig) -> None:
             f"algo={name} learns on-policy and cannot use a dataset; drop dataset=..., or choose one of "
             f"{_choices(lambda c: 'on_policy' not in c.regimes)}."
         )
+    if getattr(class_of(cfg.replay, cfg.trust), "prioritized", False):
+        check_prioritized(name, cls, reads_data)
     budgets = ("max_env_steps", "max_updates", "max_epochs", "max_seconds")
     for key in budgets:
         value = cfg.trainer[key]
@@ -265,12 +267,29 @@ def check_regime(cfg: DictConfig) -> None:
         raise UserError(f"The run has no budget; set one of {', '.join(f'trainer.{b}' for b in budgets)}.")
 
 
-def learner_class(cfg: DictConfig) -> type[Learner]:
-    target = str(cfg.algo._target_)
-    if not trusted(target, cfg.trust):
+def check_prioritized(name: str, cls: type[Learner], reads_data: bool) -> None:
+    """Refuse what would leave the priorities of a replay without effect."""
+    if not cls.prioritized:
         raise UserError(
-            f"algo._target_={target} is not part of rlx; add trust=[{target.partition('.')[0]}] to allow it."
+            f"algo={name} does not weigh its loss, which a prioritized replay needs; use replay=uniform, or choose one "
+            f"of {_choices(lambda c: c.prioritized)}."
         )
+    if reads_data:
+        raise UserError(
+            "A prioritized replay draws from what the run collects and this run also draws from a dataset; use "
+            "replay=uniform, or trainer=off_policy trainer.offline_batch_ratio=0."
+        )
+
+
+def learner_class(cfg: DictConfig) -> type[Learner]:
+    return class_of(cfg.algo, cfg.trust)
+
+
+def class_of(node: DictConfig, trust: Sequence[str]) -> Any:
+    """What a config node would be made into, if that is part of rlx or trusted."""
+    target = str(node._target_)
+    if not trusted(target, trust):
+        raise UserError(f"_target_={target} is not part of rlx; add trust=[{target.partition('.')[0]}] to allow it.")
     module, _, name = target.rpartition(".")
     return getattr(importlib.import_module(module), name)
 

@@ -38,6 +38,7 @@ class Learner(nn.Module):
     needs_mc_return: bool = False  # does it read `batch.mc_return`
     obs_mean: Tensor  # buffers, there if `normalize_obs`
     obs_std: Tensor
+    prioritized: bool = False  # does it weigh its loss by `batch.weight` and set `td_error`
     td_error: Tensor | None = None  # [B] of the last update, set where `batch.index` asks for new priorities
 
     def __init__(self, cfg: AlgoConfig, spec: Spec):

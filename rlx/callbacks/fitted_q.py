@@ -33,11 +33,11 @@ class FittedQConfig:
     """How the estimate is fitted; how often: `trainer.eval_interval`."""
 
     _target_: str = "rlx.callbacks.fitted_q.FittedQ"
-    updates: int = 1000  # steps of each fit
+    updates: int = 2000  # steps of each fit
     batch_size: int = 256
     hidden: list[int] = field(default_factory=lambda: [64, 64])
     lr: float = 1e-3
-    tau: float = 0.01  # step of the target network
+    tau: float = 0.05  # step of the target network
     keep_best: bool = False  # save the policy of the highest value as `best`
 
 

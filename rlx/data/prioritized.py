@@ -62,6 +62,12 @@ class SumTree:
             leaf = leaf // FAN_OUT
             level.reshape(-1)[leaf] = below[leaf].sum(-1)
 
+    def fill(self, leaf: np.ndarray, value: np.ndarray) -> None:
+        """The same for most of the leaves at once."""
+        self.levels[-1].reshape(-1)[leaf] = value
+        for below, level in zip(self.levels[:0:-1], self.levels[-2::-1], strict=True):
+            level.reshape(-1)[: len(below)] = below.sum(-1)
+
     def find(self, mass: np.ndarray) -> np.ndarray:
         """For each mass in [0, total) the leaf at which the running sum of all leaves first exceeds it."""
         node = np.zeros(len(mass), np.int64)
@@ -145,4 +151,4 @@ class PrioritizedReplay(Replay):
 
     def load_tensors(self, saved: dict[str, Tensor]) -> None:
         stream = np.arange(self.total - len(self), self.total)
-        self._tree[stream % self.capacity] = saved["priority"].numpy()[-len(self) :] if len(self) else 0.0
+        self._tree.fill(stream % self.capacity, saved["priority"].numpy()[len(saved["priority"]) - len(self) :])

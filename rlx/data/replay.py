@@ -87,6 +87,8 @@ class Gathered(NamedTuple):
 class Replay:
     """A ring of transitions of `num_envs` envs. Row k of the stream lies at k % capacity."""
 
+    prioritized: bool = False  # its batches name their rows, and it wants their TD errors back
+
     def __init__(
         self,
         cfg: UniformConfig,
@@ -233,6 +235,13 @@ class Replay:
     def load_state(self, state: dict) -> None:
         self.total = state["total"]
         self._rng.bit_generator.state = state["rng"]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What changes after a row was written, such as its priority; in every full checkpoint."""
+        return {}
+
+    def load_tensors(self, saved: dict[str, Tensor]) -> None:
+        """Take `tensors` back, after the rows and the state."""
 
 
 class Mixture:

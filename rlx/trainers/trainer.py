@@ -387,6 +387,8 @@ class Trainer:
             "prior": self.prior.state() if self.prior is not None else None,
             "threads": torch.get_num_threads(),
         }
+        if self.replay is not None and (changing := self.replay.tensors()):
+            tensors["replay"] = changing
         if self._runner is not None:
             journal = self._runner.journal()
             state["journal"] = {"episodes": journal.episodes, "hashes": journal.hashes}
@@ -406,6 +408,7 @@ class Trainer:
         if self.replay is not None:
             self.checkpoints.load_replay(saved, self.replay)
             self.replay.load_state(state["replay"])
+            self.replay.load_tensors(saved.tensors.get("replay", {}))
         if self.prior is not None:
             self.prior.load_state(state["prior"])
         if self._rollout is not None:
