@@ -216,19 +216,28 @@ class CheckpointStore:
             except DamagedCheckpoint as error:
                 log.warning("Checkpoint %s is damaged and passed over: %s.", path.name, error)
                 continue
-            self._segments = list(found.segments)
             return found
-        raise UserError(f"{self.folder} holds no checkpoint to resume from; start the run again in another folder.")
+        if not self.steps():
+            raise UserError(f"{self.folder} holds no checkpoint; give a run that has saved one.")
+        raise UserError(
+            f"{self.folder}: none of the checkpoints is whole; restore one from a backup, or start again elsewhere."
+        )
 
     def _read_segments(self, checkpoint: Checkpoint) -> Iterator[tuple[dict[str, Any], bytes]]:
         for segment in checkpoint.segments:
             yield segment, _verified(self.folder / "replay" / Path(segment["name"]).name, segment)
 
     def load_replay(self, checkpoint: Checkpoint, replay: Replay) -> None:
+        """Put the rows back; later checkpoints add to the segments of this one."""
+        self._segments = list(checkpoint.segments)
         for segment, data in self._read_segments(checkpoint):
             tensors = load_tensors(data)
             beyond = max(0, segment["end"] - segment["start"] - replay.capacity)  # overwritten since
             replay.load_segment(segment["start"] + beyond, {k: v[beyond:] for k, v in tensors.items()})
+
+    def rewrite_replay(self) -> None:
+        """Rows have changed since they were written: the next checkpoint writes all of them."""
+        self._segments = []
 
     def forget_after(self, checkpoint: Checkpoint) -> None:
         """Remove what a run that died later left behind: newer checkpoints that were damaged, unfinished writes."""

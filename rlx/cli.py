@@ -108,7 +108,7 @@ def hydra_main(arguments: list[str]) -> int:
     """Sweeps and Hydra's own flags go through Hydra; every job of a sweep is checked before the first one starts."""
     import hydra
 
-    from rlx.config import register
+    from rlx.config import register, without_nulls
     from rlx.paths import conf_dir
 
     register()
@@ -117,15 +117,24 @@ def hydra_main(arguments: list[str]) -> int:
 
     def task(cfg: DictConfig) -> float | None:
         from hydra.core.hydra_config import HydraConfig
+        from hydra.types import RunMode
 
         from rlx.workflows import run
 
         job = HydraConfig.get()
-        result = run(cfg, list(job.overrides.task), run_dir=job.runtime.output_dir)
+        folder = job.runtime.output_dir if job.mode is RunMode.MULTIRUN else None
+        try:
+            result = run(cfg, list(job.overrides.task), run_dir=folder)
+        except UserError as error:  # Hydra would print a traceback; the other jobs go on
+            log.error("%s", error)
+            codes.append(2)
+            return None
         codes.append(report(result))
+        if codes[-1] in EXIT_CODES.values():
+            sys.exit(codes[-1])  # no further jobs
         return result.summary["best_eval_return_mean"]
 
-    sys.argv = ["rlx", *arguments]
+    sys.argv = ["rlx", *without_nulls(arguments)]
     hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(task)()
     return max(codes, default=0)
 
@@ -222,7 +231,7 @@ def predict(arguments: list[str]) -> int:
     if len(arguments) != 2 or arguments[0] != "--obs":
         raise UserError(f"predict needs an observation; type: python -m rlx {usage}")
     try:
-        obs = json.loads(arguments[1])
+        obs = json.loads(arguments[1], parse_constant=_refuse_constant)
     except ValueError as error:
         raise UserError(f"--obs is not JSON ({error}); give a list of numbers such as '[0.1, 0.2]'.") from error
     try:
@@ -286,6 +295,10 @@ def _path(arguments: list[str], usage: str) -> Path:
     if not arguments or arguments[0].startswith("-") or "=" in arguments[0]:
         raise UserError(f"A path is missing; type: python -m rlx {usage}")
     return Path(arguments.pop(0))
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number")
 
 
 def _options(arguments: list[str], kinds: dict[str, Callable[[str], Any]], verb: str) -> dict[str, Any]:

@@ -21,8 +21,9 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from rlx.config_errors import choices, explain
 from rlx.errors import UserError
@@ -35,7 +36,7 @@ GROUPS = {
     "algo": ("rlx.algos",),
     "env": ("rlx.envs.factory",),
     "dataset": ("rlx.data.sources", "rlx.data.minari", "rlx.data.mixing"),
-    "replay": ("rlx.data.replay", "rlx.data.prioritized"),
+    "replay": ("rlx.data.replay", "rlx.data.prioritized", "rlx.data.hindsight"),
     "reward": ("rlx.rewards",),
     "schedule": ("rlx.schedules",),
     "trainer": ("rlx.trainers.trainer",),
@@ -181,8 +182,8 @@ def typed(values: dict[str, Any], trust: Sequence[str] = ()) -> DictConfig:
         target = node.get("_target_")
         if target is None:
             return node
-        if target in by_target:
-            return OmegaConf.merge(_open_dicts(by_target[target]), node)
+        if str(target) in by_target:
+            return OmegaConf.merge(_open_dicts(by_target[str(target)]), node)
         if not any(str(target).startswith(f"{t}.") for t in trust):
             raise UserError(
                 f"The saved config asks for {target}, which is no part of rlx; add trust=[MODULE] to allow it."
@@ -199,7 +200,8 @@ def load_config(text: str, overrides: Sequence[str] = (), trust: Sequence[str] =
     register()
     try:
         values: Any = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
-        assert isinstance(values, dict)
+        if not isinstance(values, dict):
+            raise UserError("The saved config.yaml is no config (it holds no keys); restore it from a checkpoint.")
         cfg = typed({**values, "trust": list(trust)}, trust)
         OmegaConf.set_struct(cfg, True)
         for override in OverridesParser.create().parse_overrides(list(overrides)):
@@ -208,10 +210,23 @@ def load_config(text: str, overrides: Sequence[str] = (), trust: Sequence[str] =
                 raise UserError(
                     f"{override.input_line} selects another {key}; only values such as {key}.KEY=VALUE can change."
                 )
-            OmegaConf.update(cfg, key, override.value(), merge=True)
-    except (hydra.errors.HydraException, OmegaConfBaseException, ValueError) as error:
+            if override.is_delete():
+                _remove(cfg, key)
+            else:
+                OmegaConf.update(cfg, key, override.value(), merge=True)
+    except (hydra.errors.HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
         raise UserError(explain(error, overrides)) from error
     return cfg
+
+
+def _remove(cfg: DictConfig, key: str) -> None:
+    """`~callbacks.progress`: one entry of a dict goes."""
+    parent, _, name = key.rpartition(".")
+    node = OmegaConf.select(cfg, parent)
+    if not isinstance(node, DictConfig) or name not in node:
+        raise UserError(f"~{key} removes nothing: there is no {key}.")
+    with open_dict(node):
+        del node[name]
 
 
 # -- does it fit together? -------------------------------------------------------------------------------------------
@@ -330,5 +345,12 @@ def validate(cfg: DictConfig) -> None:
         raise UserError(f"algo.discount={cfg.algo.discount} is no discount factor; give 0 to 1.")
     if cfg.threads is not None and cfg.threads < 1:
         raise UserError(f"threads={cfg.threads} is not possible; give at least 1, or null to let rlx choose.")
-    if cfg.seed < 0:
-        raise UserError(f"seed={cfg.seed} is not possible; give 0 or more.")
+    if not 0 <= cfg.seed < 2**63:
+        raise UserError(f"seed={cfg.seed} is not possible; give 0 or more, below 2**63.")
+    if any(width < 1 for width in cfg.algo.hidden):
+        raise UserError(f"algo.hidden={list(cfg.algo.hidden)} is not possible; every layer needs at least 1 unit.")
+    limit = cfg.env.max_episode_steps
+    if limit is not None and limit < 1:
+        raise UserError(f"env.max_episode_steps={limit} is not possible; give at least 1, or null for the env's own.")
+    if cfg.dataset is None and cfg.reward.get("normalize_return"):
+        raise UserError("reward.normalize_return is fitted on a dataset and there is none; use reward=running_norm.")

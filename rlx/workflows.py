@@ -25,6 +25,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from rlx.callbacks.bus import Callback, CallbackBus
+from rlx.callbacks.schedule import find_owner
 from rlx.checkpoint import CheckpointStore, DamagedCheckpoint, find_checkpoint, read_folder, write_atomically
 from rlx.config import (
     check_regime,
@@ -90,7 +91,10 @@ def run(cfg: DictConfig, overrides: list[str], run_dir: str | Path | None = None
     threads = set_threads(cfg)
     seed_everything(int(cfg.seed))
     trainer = build(cfg, folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"run_dir={folder} cannot be written to ({error.strerror}); choose another one.") from error
     write_atomically(folder / "overrides.yaml", OmegaConf.to_yaml(OmegaConf.create(list(overrides))).encode())
     write_atomically(folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=False).encode())
     log.info("Run folder: %s (%d threads)", folder, threads)
@@ -102,31 +106,37 @@ def resume(run_dir: str | Path, *overrides: str, trust: tuple[str, ...] = ()) ->
     folder = Path(run_dir)
     if not (folder / "config.yaml").is_file():
         raise UserError(f"{folder} is not a run folder (it has no config.yaml); give a folder that a run has written.")
-    store = CheckpointStore(folder / "checkpoints")
-    try:
-        saved = store.latest()
-    except UserError:
-        log.warning("%s was ended before its first checkpoint; it starts from the beginning.", folder)
-        saved = None
-    cfg = load_config((folder / "config.yaml").read_text(), overrides, trust)
+    text = (folder / "config.yaml").read_text()
+    cfg = load_config(text, overrides, trust)
     check(cfg)
+    refuse_change(OmegaConf.create(text), cfg)
     refuse_foreign_env(cfg, trust)
+    store = CheckpointStore(folder / "checkpoints")
+    saved = store.latest() if store.steps() else None
     threads = set_threads(cfg, saved.state["threads"] if saved else None)
     seed_everything(int(cfg.seed))
+    trainer = build(cfg, folder)
     if saved is None:
+        log.warning("%s was ended before its first checkpoint; it starts from the beginning.", folder)
         for name in ("metrics.jsonl", "summary.json"):
             (folder / name).unlink(missing_ok=True)
-    trainer = build(cfg, folder)
-    if saved is not None:
-        trainer.checkpoints.latest()
-        trainer.checkpoints.forget_after(saved)
+    else:
         trainer.restore(saved)
+        store.forget_after(saved)
         if not trainer.state.exact:
             log.warning("The environment did not replay to where it was: the run goes on, but only approximately.")
     write_atomically(folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=False).encode())
     log.info("Resuming %s at %d env steps, %d updates (%d threads)",
              folder, trainer.state.env_steps, trainer.state.updates, threads)  # fmt: skip
     return _finish(trainer)
+
+
+def refuse_change(saved: Any, cfg: DictConfig) -> None:
+    """Some values belong to what a checkpoint holds and cannot change in the middle of a run."""
+    for key in ("seed", "env.id", "env.num_envs", "replay.capacity", "trainer.rollout_length"):
+        before, now = OmegaConf.select(saved, key), OmegaConf.select(cfg, key)
+        if before != now:
+            raise UserError(f"{key} was {before} and cannot become {now} in the middle of a run; start a new run.")
 
 
 def check(cfg: DictConfig) -> None:
@@ -153,6 +163,7 @@ def build(cfg: DictConfig, folder: Path) -> Trainer:
     replay = None
     if envs is not None and any(phase.collect > 0 and not phase.on_policy for phase in phases):
         replay = make_replay(cfg, spec, envs.num_envs, prior)
+        replay.connect(make_env(env_cfg), reward)
     trainer: Trainer = instantiate(
         cfg.trainer,
         cfg,
@@ -167,6 +178,8 @@ def build(cfg: DictConfig, folder: Path) -> Trainer:
         dataset=dataset,
         trust=cfg.trust,
     )
+    for name in trainer.bus.callbacks["schedule"].targets:  # type: ignore[attr-defined]
+        find_owner(trainer, name)
     return trainer
 
 

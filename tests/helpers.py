@@ -30,8 +30,8 @@ SMALL = (
 )
 REGIMES = {
     "off_policy": (
-        "trainer.max_env_steps=150", "trainer.learning_starts=50", "trainer.eval_interval=70",
-        "trainer.checkpoint_interval=60", "trainer.log_interval=40",
+        "trainer.max_env_steps=130", "trainer.learning_starts=50", "trainer.gradient_updates_per_step=2",
+        "trainer.eval_interval=70", "trainer.checkpoint_interval=60", "trainer.log_interval=40",
     ),
     "on_policy": (
         "trainer.max_env_steps=150", "trainer.rollout_length=32", "trainer.eval_interval=64",

@@ -37,7 +37,7 @@ class A2CConfig(AlgoConfig):
     max_grad_norm: float = 0.5  # of policy and value function together
     momentum: float = 0.0  # beta1 of Adam; 0: RMSprop
     square_decay: float = 0.99  # beta2 of Adam: memory of the mean square
-    eps: float = 3e-3  # added to the root of the mean square
+    eps: float = 1e-5  # added to the root of the mean square
     log_std_init: float = 0.0  # of box actions
 
 

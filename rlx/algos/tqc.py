@@ -56,7 +56,7 @@ def truncated(quantiles: Tensor, dropped: int) -> Tensor:
 def half_squared_excess(x: Tensor, y: Tensor) -> Tensor:
     """sum_j max(x - y_j, 0)^2 / 2 for every x [B, k] over the *sorted* y [B, m] of its row.
 
-    A binary search finds the y_j below x; their number, sum and sum of squares (differences of prefix sums) do the rest.
+    A binary search counts the y_j below x, prefix sums hold their sum and their sum of squares.
     """
     count = torch.searchsorted(y, x.detach())
     sums = F.pad(y.cumsum(-1), (1, 0)).gather(1, count)

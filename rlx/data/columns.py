@@ -12,6 +12,7 @@ What is missing is derived here, once, for every source:
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -93,38 +94,45 @@ def assemble(keys: Collection[str], read: Callable[[str], Array], source: str) -
     """Checked columns of a source whose arrays `read` gives one by one, each only once."""
     names = map_keys(keys, source)
     files = {column: f"{source}: key '{name}'" for column, name in names.items()}
-    arrays = {column: _plain(read(name), files[column]) for column, name in names.items()}
-    reward = _scalars(arrays.pop("reward"), files["reward"])
+    found = _read_columns(names, files, read)
+    obs, next_obs, reward, terminated = found["obs"], found.get("next_obs"), found["reward"], found["terminated"]
     if len(reward) == 0:
         raise UserError(f"{files['reward']} is empty: expected at least one transition.")
-    terminated = _flags(arrays.pop("terminated"), files["terminated"])
-    truncated = _flags(arrays.pop("truncated"), files["truncated"]) if "truncated" in arrays else None
-    ends = _flags(arrays.pop("ends"), files["ends"]) if "ends" in arrays else None
-    action = _action(arrays.pop("action"), files["action"])
-    lengths = {"action": action, "terminated": terminated, "truncated": truncated, "ends": ends}
-    for column, array in lengths.items():
-        if array is not None:
-            _same_length(len(array), len(reward), files[column], names["reward"])
-    obs = _observation(arrays.pop("obs"), files["obs"])
-    next_obs = _observation(arrays.pop("next_obs"), files["next_obs"]) if "next_obs" in arrays else None
+    for column, array in found.items():
+        if len(array) != len(reward) and (column != "obs" or next_obs is not None):
+            raise UserError(f"{files[column]} has {len(array)} rows, expected {len(reward)} as in '{names['reward']}'.")
+    if next_obs is not None and (next_obs.shape != obs.shape or next_obs.dtype != obs.dtype):
+        raise UserError(
+            f"{files['next_obs']} has rows of shape {next_obs.shape[1:]} and dtype {next_obs.dtype}, expected "
+            f"{obs.shape[1:]} and {obs.dtype} as in '{names['obs']}'."
+        )
     notes: list[str] = []
-    if next_obs is not None:
-        _same_length(len(obs), len(reward), files["obs"], names["reward"])
-        _same_length(len(next_obs), len(reward), files["next_obs"], names["reward"])
-        if next_obs.shape != obs.shape or next_obs.dtype != obs.dtype:
-            raise UserError(
-                f"{files['next_obs']} has rows of shape {next_obs.shape[1:]} and dtype {next_obs.dtype}, expected "
-                f"{obs.shape[1:]} and {obs.dtype} as in '{names['obs']}'."
-            )
-    truncated = _close_episodes(obs, next_obs, terminated, truncated, ends, notes)
+    truncated = _close_episodes(obs, next_obs, terminated, found.get("truncated"), found.get("ends"), notes)
+    columns = (found["action"], reward, terminated, truncated)
+    if next_obs is None:
+        keep, here, there = _successors(len(obs), terminated, truncated, files["obs"], notes)
+        obs, next_obs = take(obs, here), take(obs, there)
+        columns = columns if keep is None else tuple(column[keep] for column in columns)  # type: ignore[assignment]
+    action, reward, terminated, truncated = columns
     key_map = {name: column for column, name in names.items()}
-    if next_obs is not None:
-        return Columns(obs, action, reward, next_obs, terminated, truncated, key_map, tuple(notes))
-    keep, here, there = _successors(len(obs), terminated, truncated, files["obs"], notes)
-    obs, next_obs = take(obs, here), take(obs, there)
-    columns = (action, reward, terminated, truncated)
-    action, reward, terminated, truncated = (c if keep is None else c[keep] for c in columns)
     return Columns(obs, action, reward, next_obs, terminated, truncated, key_map, tuple(notes))
+
+
+def _read_columns(names: dict[str, str], files: dict[str, str], read: Callable[[str], Array]) -> dict[str, Any]:
+    """Every column in its shape and dtype. A second thread looks for NaN while the next array is read."""
+    convert = {"obs": _observation, "next_obs": _observation, "action": _action, "reward": _scalars}
+    order = sorted(names, key=[*convert, "terminated", "truncated", "ends"].index)  # the large ones first
+    found = {}
+    with ThreadPoolExecutor(1) as pool:
+        checks = []
+        for column in order:
+            array = _plain(read(names[column]), files[column])
+            found[column] = convert.get(column, _flags)(array, files[column])
+            if found[column].dtype.kind == "f":
+                checks.append(pool.submit(_finite, found[column], files[column]))
+        for check in checks:
+            check.result()
+    return found
 
 
 def map_keys(keys: Collection[str], source: str) -> dict[str, str]:
@@ -184,11 +192,6 @@ def _plain(array: Any, where: str) -> Array:
     return array
 
 
-def _same_length(found: int, expected: int, where: str, reference: str) -> None:
-    if found != expected:
-        raise UserError(f"{where} has {found} rows, expected {expected} as in '{reference}'.")
-
-
 def _one_dimensional(array: Array, where: str) -> Array:
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
@@ -198,9 +201,7 @@ def _one_dimensional(array: Array, where: str) -> Array:
 
 
 def _scalars(array: Array, where: str) -> Array:
-    array = _as_float32(_one_dimensional(array, where))
-    _finite(array, where)
-    return array
+    return _as_float32(_one_dimensional(array, where))
 
 
 def _flags(array: Array, where: str) -> Array:
@@ -221,9 +222,7 @@ def _action(array: Array, where: str) -> Array:
     if array.dtype.kind in "iu":
         array = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
         return np.ascontiguousarray(array, dtype=np.int64)
-    array = _as_float32(array[:, None] if array.ndim == 1 else array)
-    _finite(array, where)
-    return array
+    return _as_float32(array[:, None] if array.ndim == 1 else array)
 
 
 def _observation(array: Any, where: str) -> Any:
@@ -233,12 +232,8 @@ def _observation(array: Any, where: str) -> Any:
         array = array[:, None]
     dtype = np.uint8 if array.dtype == np.uint8 else np.float32
     if on_disk(array):
-        array = array if array.dtype == dtype else MappedColumn(array, dtype=dtype)
-    else:
-        array = array if array.dtype == np.uint8 else _as_float32(array)
-    if dtype == np.float32:
-        _finite(array, where)
-    return array
+        return array if array.dtype == dtype else MappedColumn(array, dtype=dtype)
+    return array if array.dtype == np.uint8 else _as_float32(array)
 
 
 def _as_float32(array: Array) -> Array:

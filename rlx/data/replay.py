@@ -9,7 +9,7 @@ sampling, within episodes only.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,6 +22,9 @@ from rlx.errors import UserError
 from rlx.types import Batch, Spec
 
 if TYPE_CHECKING:
+    import gymnasium as gym
+
+    from rlx.rewards import RewardTransform
     from rlx.data.dataset import TransitionDataset
 
 
@@ -164,6 +167,14 @@ class Replay:
         assert self._outside is not None
         self._outside[0][at], self._outside[1][at] = obs, next_obs
 
+    @property
+    def ready(self) -> bool:
+        """Is there anything to sample?"""
+        return self.total > 0
+
+    def connect(self, env: gym.Env, reward: RewardTransform) -> None:
+        """Meet the env and the reward transform of the run, for replays that recompute rewards."""
+
     def indices(self, batch_size: int, n_batches: int) -> np.ndarray:
         """[n_batches * batch_size] rows to learn from, batch by batch."""
         return self._rng.integers(0, len(self), batch_size * n_batches)
@@ -236,6 +247,13 @@ class Replay:
         self.total = state["total"]
         self._rng.bit_generator.state = state["rng"]
 
+    def cut_off(self, envs: Sequence[int]) -> None:
+        """The running episodes of these envs go no further: their newest rows become boundaries."""
+        if self.total:
+            at = (self.total - self.num_envs + np.array(envs)) % self.capacity
+            terminated, truncated = (self.layout.slices[name].start for name in ("terminated", "truncated"))
+            self._rows[at, truncated] = 1.0 - self._rows[at, terminated]
+
     def tensors(self) -> dict[str, Tensor]:
         """What changes after a row was written, such as its priority; in every full checkpoint."""
         return {}
@@ -251,6 +269,10 @@ class Mixture:
         self.online = online
         self.prior = prior
         self.fraction = fraction  # of prior data; may be changed between calls of `sample`
+
+    @property
+    def ready(self) -> bool:
+        return self.online.ready or self.prior_size(2**20) == 2**20
 
     def prior_size(self, batch_size: int) -> int:
         """How many rows of each minibatch are prior data."""

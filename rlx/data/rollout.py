@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -43,10 +43,20 @@ class RolloutBuffer:
             column[self.size] = value
         self.size += 1
 
+    @property
+    def ready(self) -> bool:
+        return self.size > 0
+
     def sample(self, batch_size: int, n_batches: int) -> Iterator[Rollout]:
         """The rollout, once; the buffer is empty afterwards."""
         size, self.size = self.size, 0
         yield Rollout(**{name: torch.from_numpy(column[:size]) for name, column in self._columns.items()})
+
+    def cut_off(self, envs: Sequence[int]) -> None:
+        """The running episodes of these envs go no further: their newest steps become boundaries."""
+        if self.size:
+            last = self.size - 1
+            self._columns["truncated"][last, envs] = 1.0 - self._columns["terminated"][last, envs]
 
     def tensors(self) -> dict[str, Tensor]:
         """A rollout that is still being collected, for a checkpoint."""

@@ -181,7 +181,7 @@ def read_hdf5(path: str, mmap: bool = False) -> TransitionDataset:
     file = existing(path, "hdf5")
     with hdf5_file(file) as h5:
         env_id = str(h5.attrs["env_id"]) if "env_id" in h5.attrs else None
-        if "total_size" in h5 and "observations_0" in h5:
+        if "num_episodes" in h5 and "observations_0" in h5:
             return TransitionDataset.from_dict(_d3rlpy_episodes(h5, file), source=str(file), env_id=env_id)
 
         def read(key: str) -> Array:
@@ -193,7 +193,7 @@ def read_hdf5(path: str, mmap: bool = False) -> TransitionDataset:
 def _d3rlpy_episodes(h5: Any, file: Path) -> dict[str, Array]:
     """The arrays per episode that d3rlpy 2 writes, one after the other."""
     found: dict[str, list[Array]] = {"observations": [], "actions": [], "rewards": [], "terminals": [], "timeouts": []}
-    for i in range(int(h5["total_size"][()])):
+    for i in range(int(h5["num_episodes"][()])):
         for key in ("observations", "actions", "rewards"):
             found[key].append(hdf5_array(h5, f"{key}_{i}", file))
         last = np.zeros(len(found["rewards"][-1]), dtype=bool)
@@ -202,7 +202,7 @@ def _d3rlpy_episodes(h5: Any, file: Path) -> dict[str, Array]:
         found["terminals"].append(last & terminated)
         found["timeouts"].append(last & (not terminated))
     if not found["rewards"]:
-        raise UserError(f"{file}: key 'total_size' is 0: expected at least one episode.")
+        raise UserError(f"{file}: key 'num_episodes' is 0: expected at least one episode.")
     return {key: np.concatenate(parts) for key, parts in found.items()}
 
 

@@ -114,8 +114,8 @@ class Runner:
         actions = [np.array([action[i] for action in tape]) for i, tape in enumerate(tapes)]
         return Journal(list(self._episodes), hashes, actions)
 
-    def restore(self, journal: Journal) -> bool:
-        """Play the journal; False if an env did not come back to where it was (it then starts a new episode).
+    def restore(self, journal: Journal) -> list[int]:
+        """Play the journal; the envs that did not come back to where they were, and now start new episodes.
 
         The envs are stepped together and their journals differ in length, so each begins its replay when exactly
         its own number of steps is left, and takes idle steps before that.
@@ -138,7 +138,7 @@ class Runner:
         self._retape(journal.actions)
         for i, obs in self._begin(lost).items() if lost else ():
             self.obs[i] = obs
-        return not lost
+        return lost
 
     def _retape(self, actions: list[np.ndarray]) -> None:
         """The tape as it would be had these actions just been taken, episodes of different length flush at the end."""

@@ -178,11 +178,13 @@ class Trainer:
         self.bus.emit("phase_start", self, name)
 
     def _run(self, phase: Phase) -> None:
-        source = self._source(phase)
+        if self._spent(phase):
+            return
+        source: Any = self._source(phase)
         state = self.state
         while not state.should_stop and not self._spent(phase):
             self._collect(phase, source)
-            if self.interrupt and state.collected < phase.collect:
+            if self.interrupt and state.collected < phase.collect and self._room(phase):
                 self.stop(self.interrupt)
                 return
             for batch in self._batches(phase, source):
@@ -221,7 +223,7 @@ class Trainer:
         if isinstance(source, Mixture):
             source.fraction = self.settings.offline_batch_ratio
         due = self._due(phase)
-        if due == 0:
+        if due == 0 or not source.ready:
             return iter(())
         batches = source.sample(self.learner.cfg.batch_size, due)
         return batches if self._device.type == "cpu" else (self._to_device(b) for b in batches)
@@ -231,7 +233,8 @@ class Trainer:
         state = self.state
         due = 1
         if phase.collect > 0 and not phase.on_policy:
-            learning_steps = state.phase_env_steps - max(phase.random_steps, phase.start_after)
+            first = max(phase.random_steps, phase.start_after, self.settings.min_buffer_size)
+            learning_steps = state.phase_env_steps - first
             due = math.floor(phase.updates_per_step * max(0, learning_steps) + 1e-9) - state.phase_updates
         for limit, made in ((phase.updates, state.phase_updates), (self.settings.max_updates, state.updates)):
             if limit is not None:
@@ -416,12 +419,22 @@ class Trainer:
         if self._runner is not None:
             actions = [saved.tensors["journal"][str(i)].numpy() for i in range(self._runner.num_envs)]
             journal = Journal(state["journal"]["episodes"], state["journal"]["hashes"], actions)
-            self.state.exact = self._runner.restore(journal) and self.state.exact
+            lost = self._runner.restore(journal)
+            if lost:
+                self._cut_off(lost)
         self.bus.load_state(state["callbacks"])
         self._rng.bit_generator.state = state["rng"]["actions"]
         set_rng_state(state["rng"], saved.tensors["rng"])
         if self.state.stop_reason in (*BUDGETS, *INTERRUPTS.values()):
             self.state.should_stop, self.state.stop_reason = False, ""
+
+    def _cut_off(self, lost: list[int]) -> None:
+        """These envs had to begin new episodes: what was collected of the old ones ends where the checkpoint was."""
+        self.state.exact = False
+        for buffer in (self.replay, self._rollout):
+            if buffer is not None:
+                buffer.cut_off(lost)
+        self.checkpoints.rewrite_replay()
 
 
 def evaluate_learner(learner: Learner, envs: VectorEnv, episodes: int, seed: int) -> Any:

@@ -134,7 +134,7 @@ def test_d4rl_files_may_hold_more_than_transitions(tmp_path):
 def test_episodes_as_d3rlpy_writes_them(tmp_path):
     obs = np.arange(5, dtype=np.float32)[:, None]
     with h5py.File(tmp_path / "d.h5", "w") as file:
-        file["total_size"] = 2
+        file["num_episodes"] = 2
         file["version"] = "2.0"
         for i, (rows, terminated) in enumerate([(slice(0, 3), True), (slice(3, 5), False)]):
             file[f"observations_{i}"] = obs[rows]

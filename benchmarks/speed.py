@@ -1,0 +1,341 @@
+"""Updates per second of our learners, side by side with other libraries and with the bare matrix products.
+
+    python benchmarks/speed.py [case ...] [--threads 1 2] [--rounds 3] [--seconds 2] [--peer-python PYTHON] [--compiled]
+                               [--cpu-time]
+
+Every measurement is a process of its own, since thread counts are global to a process; the contestants take turns, and
+what counts is the best of the rounds. All of them learn on the CPU from random transitions (obs 17, action 6, batch 256,
+2 x 256; DQN: obs 4, 2 actions, batch 32). An update includes the sampling of its minibatch; for d3rlpy alone minibatches
+are drawn beforehand, because its sampling would hide its learning. With UTD 20 the updates of one env step are asked for
+in one call. `gemm` runs the matrix products of one update of the algorithm and nothing else.
+
+The other libraries come from PyPI: pip install stable-baselines3 sb3-contrib sbx-rl d3rlpy, here or in an environment
+that `--peer-python` names. A library that is not installed is left out, and said so. Where other work shares the cores,
+`--cpu-time` counts the processor's time instead of the clock's; it is meant for one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+ROWS, WIDTH = 10_000, 256
+Call = Callable[[], Any]
+
+
+class Case(NamedTuple):
+    """One algorithm at one size."""
+
+    obs: int = 17
+    actions: int = 6  # dimensions, or the number of choices
+    discrete: bool = False
+    batch_size: int = 256
+    updates: int = 1  # per call: the updates per env step
+    peers: tuple[str, ...] = ()
+
+
+CASES = {
+    "sac": Case(peers=("gemm", "sb3", "sbx", "d3rlpy")),
+    "td3": Case(peers=("gemm", "sb3", "sbx", "d3rlpy")),
+    "ddpg": Case(peers=("gemm", "sb3", "sbx", "d3rlpy")),
+    "tqc": Case(peers=("sb3_contrib", "sbx")),
+    "redq": Case(updates=20, peers=("gemm", "sbx")),
+    "rlpd": Case(updates=20, peers=("gemm", "sbx")),
+    "dqn": Case(obs=4, actions=2, discrete=True, batch_size=32, peers=("gemm", "sb3", "sbx", "d3rlpy")),
+    "td3_bc": Case(peers=("gemm", "d3rlpy")),
+    "iql": Case(peers=("gemm", "d3rlpy")),
+    "cql": Case(peers=("d3rlpy",)),
+    "awac": Case(peers=("d3rlpy",)),
+    "bc": Case(peers=("d3rlpy",)),
+    "bcq": Case(peers=("d3rlpy",)),
+    "bear": Case(peers=("d3rlpy",)),
+}
+OURS = {"cql": {"bc_updates": 0}}  # settings of ours that differ from the defaults: no warm-up phases
+
+
+def transitions(case: Case) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    action = rng.integers(case.actions, size=ROWS) if case.discrete else rng.uniform(-1, 1, (ROWS, case.actions))
+    return {
+        "obs": rng.standard_normal((ROWS, case.obs), dtype=np.float32),
+        "action": action.astype(np.int64 if case.discrete else np.float32),
+        "reward": rng.standard_normal(ROWS, dtype=np.float32),
+        "next_obs": rng.standard_normal((ROWS, case.obs), dtype=np.float32),
+        "terminated": (rng.random(ROWS) < 0.01).astype(np.float32),
+        "truncated": np.zeros(ROWS, np.float32),
+    }
+
+
+def rlx(name: str, case: Case, compile: bool = False) -> Call:
+    from rlx.data.replay import Replay, UniformConfig
+    from rlx.nn import keep_freed_memory
+    from rlx.types import Spec
+
+    keep_freed_memory()
+    module = importlib.import_module(f"rlx.algos.{name}")
+    config = next(c for c in vars(module).values() if getattr(c, "_target_", "").startswith(f"{module.__name__}."))
+    kind = {"action_kind": "discrete", "action_shape": (), "action_sizes": (case.actions,)}
+    if not case.discrete:
+        n = case.actions
+        kind = {"action_kind": "box", "action_shape": (n,), "action_low": (-1.0,) * n, "action_high": (1.0,) * n}
+    spec = Spec("bench", (case.obs,), "float32", **kind)
+    cfg = config(batch_size=case.batch_size, hidden=[WIDTH, WIDTH], compile=compile, **OURS.get(name, {}))
+    learner = getattr(module, config._target_.rsplit(".", 1)[1])(cfg, spec)
+    replay = Replay(UniformConfig(capacity=ROWS), spec, 1, cfg.discount, seed=0)
+    replay.add(**transitions(case))
+
+    def call() -> None:
+        for batch in replay.sample(case.batch_size, case.updates):
+            learner.update(batch)
+
+    return call
+
+
+def rlx_compiled(name: str, case: Case) -> Call:
+    return rlx(name, case, compile=True)
+
+
+def fake_env(case: Case) -> Any:
+    import gymnasium as gym
+
+    class Fake(gym.Env):
+        observation_space = gym.spaces.Box(-np.inf, np.inf, (case.obs,))
+        action_space = gym.spaces.Discrete(case.actions) if case.discrete else gym.spaces.Box(-1, 1, (case.actions,))
+
+        def reset(self, **_: Any) -> tuple[np.ndarray, dict]:
+            return np.zeros(case.obs, np.float32), {}
+
+        def step(self, _: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+            return np.zeros(case.obs, np.float32), 0.0, False, False, {}
+
+    return Fake()
+
+
+def of_the_sb3_family(library: str, name: str, case: Case, **policy: Any) -> Call:
+    """The replay of Stable-Baselines3 is filled in place; `train` samples and updates."""
+    from stable_baselines3.common.logger import Logger
+
+    algorithm = getattr(importlib.import_module(library), name.upper())
+    extra = {"batch_size": case.batch_size, "buffer_size": ROWS, "policy_kwargs": {"net_arch": [WIDTH] * 2} | policy}
+    if case.updates > 1:
+        extra["policy_delay"] = case.updates
+    model = algorithm("MlpPolicy", fake_env(case), **extra)
+    model.set_logger(Logger(None, []))
+    data, replay = transitions(case), model.replay_buffer
+    replay.observations[:, 0], replay.next_observations[:, 0] = data["obs"], data["next_obs"]
+    replay.actions[:, 0] = data["action"].reshape(ROWS, -1)
+    replay.rewards[:, 0], replay.dones[:, 0] = data["reward"], data["terminated"]
+    replay.pos, replay.full = 0, True
+    return lambda: model.train(gradient_steps=case.updates, batch_size=case.batch_size)
+
+
+def sb3(name: str, case: Case) -> Call:
+    return of_the_sb3_family("stable_baselines3", name, case)
+
+
+def sb3_contrib(name: str, case: Case) -> Call:
+    return of_the_sb3_family("sb3_contrib", name, case)
+
+
+def sbx(name: str, case: Case) -> Call:
+    """REDQ and RLPD are its SAC with ten critics and a delayed policy; it takes the minimum over all ten."""
+    if name in ("redq", "rlpd"):
+        return of_the_sb3_family("sbx", "sac", case, n_critics=10, layer_norm=name == "rlpd")
+    return of_the_sb3_family("sbx", name, case)
+
+
+def d3rlpy(name: str, case: Case) -> Call:
+    algos = importlib.import_module("d3rlpy.algos")
+    dataset = importlib.import_module("d3rlpy.dataset")
+    data = transitions(case)
+    ends = np.arange(1, ROWS + 1) % 1000 == 0
+    buffer = dataset.MDPDataset(data["obs"], data["action"], data["reward"], ends.astype(np.float32))
+    special = {"td3_bc": "TD3PlusBC"}
+    algo = getattr(algos, f"{special.get(name, name.upper())}Config")(batch_size=case.batch_size).create(device="cpu")
+    algo.build_with_dataset(buffer)
+    batches = itertools.cycle([buffer.sample_transition_batch(case.batch_size) for _ in range(20)])
+    return lambda: algo.update(next(batches))
+
+
+Pass = tuple[tuple[int, ...], int, str]  # sizes of a network, members, and what is computed
+
+
+def passes(name: str, case: Case) -> list[list[Pass]]:
+    """The networks one update runs through; one list per update where updates take turns.
+
+    "forward"; "train": forward, and gradients of the weights; "through": forward, and gradients of the inputs alone.
+    """
+    obs, act = case.obs, case.actions
+
+    def net(inputs: int, outputs: int, members: int, kind: str) -> Pass:
+        return (inputs, WIDTH, WIDTH, outputs), members, kind
+
+    def critic(kind: str, n: int = 2) -> Pass:
+        return net(obs + act, 1, n, kind)
+
+    def actor(kind: str, heads: int = 1) -> Pass:
+        return net(obs, heads * act, 1, kind)
+
+    def value(kind: str) -> Pass:
+        return net(obs, 1, 1, kind)
+
+    td3 = [actor("forward"), critic("forward"), critic("train")]
+    redq = [actor("forward", 2), critic("forward"), critic("train", 10)]
+    iql = [critic("forward"), value("train"), value("forward"), actor("train"), value("forward"), critic("train")]
+    return {
+        "sac": [
+            [actor("forward", 2), critic("forward"), critic("train"), actor("train", 2), critic("through")],
+        ],
+        "td3": [td3, [*td3, actor("train"), critic("through", 1)]],
+        "td3_bc": [td3, [*td3, actor("train"), critic("through", 1)]],
+        "ddpg": [[actor("forward"), critic("forward", 1), critic("train", 1), actor("train"), critic("through", 1)]],
+        "redq": [redq] * 19 + [[*redq, actor("train", 2), critic("through", 10)]],
+        "rlpd": [redq] * 19 + [[*redq, actor("train", 2), critic("through", 10)]],
+        "iql": [iql],
+        "dqn": [[net(obs, act, 1, "forward"), net(obs, act, 1, "train")]],
+    }[name]
+
+
+def gemm(name: str, case: Case) -> Call:
+    import torch
+
+    def products(sizes: tuple[int, ...], members: int, kind: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        found = []
+        for i, (a, b) in enumerate(itertools.pairwise(sizes)):
+            shape = () if members == 1 else (members,)
+            x, weight, grad = (torch.randn(*shape, *s) for s in ((case.batch_size, a), (a, b), (case.batch_size, b)))
+            found.append((x, weight))
+            if kind == "train":
+                found.append((x.mT, grad))
+            if kind == "through" or (kind == "train" and i > 0):
+                found.append((grad, weight.mT))
+        return found
+
+    cache = {p: products(*p) for p in set(itertools.chain(*passes(name, case)))}
+    updates = itertools.cycle([[pair for p in update for pair in cache[p]] for update in passes(name, case)])
+
+    def call() -> None:
+        for _ in range(case.updates):
+            for x, y in next(updates):
+                torch.matmul(x, y)
+
+    return call
+
+
+CONTESTANTS: dict[str, Callable[[str, Case], Call]] = {
+    "rlx": rlx,
+    "rlx_compiled": rlx_compiled,
+    "gemm": gemm,
+    "sb3": sb3,
+    "sb3_contrib": sb3_contrib,
+    "sbx": sbx,
+    "d3rlpy": d3rlpy,
+}
+PEERS = ("sb3", "sb3_contrib", "sbx", "d3rlpy")
+
+
+def work(contestant: str, name: str, threads: int, seconds: float, clock: Callable[[], float]) -> None:
+    """Measure one contestant in this process and print what was found as JSON."""
+    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
+    if hasattr(os, "sched_setaffinity"):  # the only limit that every library obeys
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
+    try:
+        import torch
+
+        torch.set_num_threads(threads)
+        torch.manual_seed(0)
+        case = CASES[name]
+        call = CONTESTANTS[contestant](name, case)
+    except ImportError as error:
+        print(json.dumps({"skipped": str(error)}))
+        return
+    start = clock()
+    while clock() - start < seconds / 4:  # warm up, compile
+        call()
+    best, start = 0.0, clock()
+    while clock() - start < seconds:
+        calls, began = 0, clock()
+        while (spent := clock() - began) < seconds / 10:
+            call()
+            calls += 1
+        best = max(best, calls * case.updates / spent)
+    print(json.dumps({"rate": best}))
+
+
+def measure(contestant: str, name: str, threads: int, args: argparse.Namespace) -> dict[str, Any]:
+    python = args.peer_python if contestant in PEERS else sys.executable
+    command = [python, __file__, "--work", contestant, name, "--threads", str(threads), "--seconds", str(args.seconds)]
+    command += ["--cpu-time"] if args.cpu_time else []
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    if run.returncode != 0:
+        return {"skipped": f"failed: {run.stderr.strip().splitlines()[-1]}"}
+    return dict(json.loads(run.stdout.strip().splitlines()[-1]))
+
+
+def compete(args: argparse.Namespace) -> dict[tuple[str, int], dict[str, float]]:
+    """Best rate of every contestant, by case and threads; contestants take turns within each round."""
+    rates: dict[tuple[str, int], dict[str, float]] = {}
+    skipped: dict[tuple[str, str], str] = {}
+    ours = ("rlx", "rlx_compiled") if args.compiled else ("rlx",)
+    for _, threads, name in itertools.product(range(args.rounds), args.threads, args.cases):
+        for contestant in (*ours, *CASES[name].peers):
+            if (contestant, name) in skipped:
+                continue
+            found = measure(contestant, name, threads, args)
+            if "skipped" in found:
+                skipped[contestant, name] = found["skipped"]
+                print(f"{contestant} is left out of {name}: {found['skipped']}", file=sys.stderr)
+                continue
+            best = rates.setdefault((name, threads), {})
+            best[contestant] = max(best.get(contestant, 0.0), found["rate"])
+    return rates
+
+
+def table(rates: dict[tuple[str, int], dict[str, float]]) -> str:
+    """Markdown: updates/s, and in brackets how many times faster we are."""
+    columns = [c for c in CONTESTANTS if any(c in found for found in rates.values())]
+    lines = [f"| case | threads | {' | '.join(columns)} |", "|---" * (len(columns) + 2) + "|"]
+    for (name, threads), found in sorted(rates.items()):
+        cells = []
+        for column in columns:
+            rate = found.get(column)
+            ratio = "" if column == "rlx" or not rate or "rlx" not in found else f" ({found['rlx'] / rate:.2f}x)"
+            cells.append("-" if rate is None else f"{rate:.0f}{ratio}")
+        lines.append(f"| {name} | {threads} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", help=f"of {', '.join(CASES)}; all where none is named")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of measuring per process")
+    parser.add_argument("--peer-python", default=sys.executable, help="interpreter that has the other libraries")
+    parser.add_argument("--compiled", action="store_true", help="measure ours with compile=true, too")
+    parser.add_argument("--cpu-time", action="store_true", help="count processor time; for one thread")
+    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.work:
+        clock = time.process_time if args.cpu_time else time.perf_counter
+        work(args.cases[0], args.cases[1], args.threads[0], args.seconds, clock)
+        return
+    unknown = sorted(set(args.cases) - set(CASES))
+    if unknown:
+        parser.error(f"there is no case {unknown[0]}; choose of {', '.join(CASES)}")
+    args.cases = args.cases or list(CASES)
+    print(table(compete(args)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""CrossQ (Bhatt et al., 2024), arXiv:1902.05605: SAC without target networks, made stable by batch normalisation.
+
+    critic       [Q_i(s, a), Q_i(s', a')] = Q_i([s, s'], [a, a']) in one pass over both, a' ~ pi(s')
+                 y = r + discount * (1 - terminated) * (min_i Q_i(s', a') - alpha * log pi(a'|s')), without gradient
+                 min sum_i (Q_i(s, a) - y)^2 / 2
+    actor        min alpha * log pi(a|s) - min_i Q_i(s, a),  a ~ pi(s), and the temperature: every `policy_delay` updates
+
+So the statistics of a batch are those of both actions, which is what lets the target networks go. a' and the Q of the
+actor's loss use the running statistics (see batchrenorm.py). Wide critics, a large learning rate and a small beta1 of
+Adam belong to the method.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from rlx.algos.sac import actor_loss, alpha_loss, critic_loss
+from rlx.batchrenorm import RenormMLP
+from rlx.errors import require
+from rlx.learner import AlgoConfig, Learner
+from rlx.nn import Adam, SquashedSample, compilable, gaussian, squashed_sample
+from rlx.returns import td_target
+from rlx.types import Batch, Metrics, Spec
+
+
+@dataclass
+class CrossQConfig(AlgoConfig):
+    _target_: str = "rlx.algos.crossq.CrossQ"
+    name: str = "crossq"
+    critic_hidden: list[int] = field(default_factory=lambda: [2048, 2048])  # `hidden` is the actor's
+    actor_lr: float = 1e-3
+    critic_lr: float = 1e-3
+    alpha_lr: float = 1e-3
+    beta1: float = 0.5  # of Adam
+    alpha: float = 1.0  # the temperature, or its first value
+    learn_alpha: bool = True  # move the temperature towards the target entropy
+    target_entropy: float | None = None  # None: -dim(A)
+    policy_delay: int = 3  # updates of the critics per update of the actor and the temperature
+    renorm_warmup: int = 100_000  # batches before batch renormalisation; plain batch normalisation until then
+
+
+class Actor(torch.nn.Module):
+    """A tanh-Gaussian policy on a batch-renormalised network."""
+
+    def __init__(self, obs_dim: int, action_dim: int, hidden: list[int], warmup: int):
+        super().__init__()
+        self.net = RenormMLP([obs_dim, *hidden, 2 * action_dim], ensemble=1, warmup=warmup)
+
+    def sample(self, obs: Tensor, learn: bool = False) -> tuple[Tensor, Tensor]:
+        """A reparametrised action and its log-probability [B]; by the statistics of the batch to `learn`."""
+        head = (self.net.learn(obs) if learn else self.net(obs)).squeeze(0)
+        noise = torch.randn_like(head.chunk(2, -1)[0])
+        if head.requires_grad and not torch.compiler.is_compiling():
+            return SquashedSample.apply(head, noise)
+        return squashed_sample(*gaussian(head), noise)[:2]
+
+    @torch.no_grad()
+    def act(self, obs: Tensor, explore: bool) -> Tensor:
+        mean, log_std = gaussian(self.net(obs).squeeze(0))
+        return torch.tanh(torch.normal(mean, log_std.exp()) if explore else mean)
+
+
+class CrossQ(Learner):
+    actions = ("box",)
+    regimes = ("off_policy", "offline_to_online", "offline")
+    cfg: CrossQConfig
+
+    def __init__(self, cfg: CrossQConfig, spec: Spec):
+        super().__init__(cfg, spec)
+        require(cfg.alpha > 0.0, f"algo.alpha is {cfg.alpha}; a temperature is positive, for example algo.alpha=0.2.")
+        require(0.0 <= cfg.beta1 < 1.0, f"algo.beta1 is {cfg.beta1}; it has to be in [0, 1), for example algo.beta1=0.5.")
+        require(cfg.policy_delay >= 1, f"algo.policy_delay is {cfg.policy_delay}; use 1 or more, as 3.")
+        require(cfg.renorm_warmup >= 0, f"algo.renorm_warmup is {cfg.renorm_warmup}; use 0 or more, as 100000.")
+        require(cfg.batch_size >= 2, f"algo.batch_size is {cfg.batch_size}; statistics of a batch need 2 or more.")
+        self.actor = Actor(spec.obs_dim, spec.action_dim, cfg.hidden, cfg.renorm_warmup)
+        self.critic = RenormMLP([spec.obs_dim + spec.action_dim, *cfg.critic_hidden, 1], 2, cfg.renorm_warmup)
+        self.log_alpha = torch.nn.Parameter(torch.tensor(math.log(cfg.alpha)))
+        self.target_entropy = -float(spec.action_dim) if cfg.target_entropy is None else cfg.target_entropy
+        betas = (cfg.beta1, 0.999)
+        self.optimizers = {
+            "actor": Adam(self.actor.parameters(), cfg.actor_lr, betas),
+            "critic": Adam(self.critic.parameters(), cfg.critic_lr, betas),
+            "alpha": Adam([self.log_alpha], cfg.alpha_lr, betas),
+        }
+
+    def act(self, obs: Tensor, explore: bool) -> Tensor:
+        return self.actor.act(self.normalize(obs), explore)
+
+    def update(self, batch: Batch) -> Metrics:
+        self.updates += 1
+        batch = self.normalized(batch)
+        alpha = self.log_alpha.detach().exp()
+
+        loss, metrics = self._critic_loss(batch, alpha)
+        self.optimizers["critic"].minimize(loss)
+
+        if self.due(self.cfg.policy_delay):
+            loss, log_prob, actor_metrics = self._actor_loss(batch.obs, alpha)
+            self.optimizers["actor"].minimize(loss)
+            loss, alpha_metrics = alpha_loss(self.log_alpha, log_prob, self.target_entropy)
+            if self.cfg.learn_alpha:
+                self.optimizers["alpha"].minimize(loss)
+            metrics |= actor_metrics | alpha_metrics
+        return metrics
+
+    @compilable
+    def _critic_loss(self, batch: Batch, alpha: Tensor) -> tuple[Tensor, Metrics]:
+        with torch.no_grad():
+            next_action, next_log_prob = self.actor.sample(batch.next_obs)
+            now = torch.cat([batch.obs, batch.action], -1)
+            both = torch.cat([now, torch.cat([batch.next_obs, next_action], -1)])
+        q, next_q = self.critic.learn(both).squeeze(-1).chunk(2, 1)  # [2, B] each
+        next_value = next_q.detach().amin(0) - alpha * next_log_prob
+        return critic_loss(q, td_target(batch.reward, batch.discount, batch.terminated, next_value))
+
+    @compilable
+    def _actor_loss(self, obs: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor, Metrics]:
+        action, log_prob = self.actor.sample(obs, learn=True)
+        q = self.critic(torch.cat([obs, action], -1)).squeeze(-1).min(0).values
+        loss, metrics = actor_loss(q, log_prob, alpha)
+        return loss, log_prob.detach(), metrics

@@ -1,0 +1,135 @@
+"""Hindsight replay by hand-made episodes: which rows are sampled, which goals they get, what the reward becomes."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from rlx.data.hindsight import HindsightConfig, HindsightReplay
+from rlx.envs import EnvConfig, make_env, spec_of
+from rlx.errors import UserError
+from rlx.rewards import RewardConfig, RewardTransform
+from rlx.types import Spec
+
+ENV = make_env(EnvConfig(id="rlx/PointGoal-v0"))
+SPEC = spec_of(ENV, "rlx/PointGoal-v0")
+
+
+def make_replay(capacity: int = 64, num_envs: int = 1, fraction: float = 1.0) -> HindsightReplay:
+    cfg = HindsightConfig(capacity=capacity, relabel_fraction=fraction)
+    replay = HindsightReplay(cfg, SPEC, num_envs, discount=0.9, seed=0)
+    replay.connect(ENV, RewardTransform(RewardConfig()))
+    return replay
+
+
+def add_episode(replay: HindsightReplay, length: int, tag: float, ends: bool = True) -> None:
+    """Step t of episode `tag` moves the achieved goal from (tag, t) to (tag, t + 1); the desired goal is far away."""
+    for t in range(length):
+        obs = np.array([[0, 0, 0, 0, tag, t, 99, 99]], np.float32).repeat(replay.num_envs, 0)
+        next_obs = obs.copy()
+        next_obs[:, 5] = t + 1
+        last = np.full(replay.num_envs, ends and t == length - 1)
+        n = replay.num_envs
+        replay.add(obs, np.zeros((n, 2), np.float32), -np.ones(n), next_obs, np.zeros(n), last)
+
+
+def sample(replay: HindsightReplay, count: int = 200):
+    return next(iter(replay.sample(count, 1)))
+
+
+def test_nothing_is_ready_before_an_episode_has_ended():
+    replay = make_replay()
+    add_episode(replay, 5, tag=1, ends=False)
+    assert not replay.ready
+
+
+def test_only_finished_episodes_are_sampled():
+    replay = make_replay()
+    add_episode(replay, 5, tag=1)
+    add_episode(replay, 5, tag=2, ends=False)
+    assert replay.ready
+    assert set(sample(replay).obs[:, 4].tolist()) == {1.0}
+
+
+def test_goals_come_from_the_next_achieved_goals_of_the_rest_of_the_episode():
+    replay = make_replay()
+    add_episode(replay, 4, tag=1)
+    add_episode(replay, 6, tag=2)
+    batch = sample(replay, 2000)
+    step, goal = batch.obs[:, 5], batch.obs[:, 6:8]
+    assert (goal[:, 0] == batch.obs[:, 4]).all()  # of the same episode
+    assert (goal[:, 1] >= step + 1).all()  # its own successor at the earliest
+    first = goal[(batch.obs[:, 4] == 2) & (step == 0)][:, 1]
+    assert set(first.tolist()) == {1.0, 2.0, 3.0, 4.0, 5.0, 6.0}  # and every later one
+    assert (batch.next_obs[:, 6:8] == goal).all()
+
+
+def test_the_reward_is_computed_for_the_new_goal():
+    replay = make_replay()
+    add_episode(replay, 6, tag=1)
+    batch = sample(replay, 500)
+    reached = (batch.next_obs[:, 4:6] == batch.next_obs[:, 6:8]).all(1)
+    assert 0 < int(reached.sum()) < 500
+    assert (batch.reward == (reached.float() - 1.0)).all()
+
+
+def test_the_reward_transform_applies_to_relabelled_rewards():
+    replay = make_replay()
+    replay.connect(ENV, RewardTransform(RewardConfig(shift=5.0)))
+    add_episode(replay, 6, tag=1)
+    assert set(sample(replay).reward.tolist()) == {4.0, 5.0}
+
+
+def test_share_of_relabelled_samples():
+    replay = make_replay(fraction=0.25)
+    add_episode(replay, 40, tag=1)
+    relabelled = (sample(replay, 20_000).obs[:, 6] != 99).float().mean()
+    assert relabelled == pytest.approx(0.25, abs=0.01)
+
+
+def test_partly_overwritten_episodes_are_not_sampled():
+    replay = make_replay(capacity=10)
+    add_episode(replay, 6, tag=1)
+    add_episode(replay, 6, tag=2)  # overwrites the first two rows of episode 1
+    assert set(sample(replay).obs[:, 4].tolist()) == {2.0}
+
+
+def test_envs_side_by_side_keep_their_episodes_apart():
+    replay = make_replay(capacity=40, num_envs=2)
+    for t in range(6):
+        obs = np.array([[0, 0, 0, 0, env, t, 99, 99] for env in (1, 2)], np.float32)
+        next_obs = obs.copy()
+        next_obs[:, 5] = t + 1
+        ended = np.array([t == 3, False])
+        replay.add(obs, np.zeros((2, 2), np.float32), -np.ones(2), next_obs, np.zeros(2), ended)
+    batch = sample(replay, 500)
+    assert set(batch.obs[:, 4].tolist()) == {1.0}
+    assert float(batch.obs[:, 5].max()) == 3.0
+    assert float(batch.obs[:, 7].max()) == 4.0
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_state_through_json_samples_the_same(num_envs: int):
+    replay = make_replay(capacity=60, num_envs=num_envs)
+    for tag in range(5):
+        add_episode(replay, 7, tag=tag)
+    add_episode(replay, 2, tag=9, ends=False)
+    other = make_replay(capacity=60, num_envs=num_envs)
+    start = replay.total - len(replay)
+    other.load_segment(start, replay.segment(start, replay.total))
+    other.load_state(json.loads(json.dumps(replay.state())))
+    add_episode(replay, 3, tag=9)
+    add_episode(other, 3, tag=9)
+    for a, b in zip(sample(replay), sample(other), strict=True):
+        assert (a is None and b is None) or (a == b).all()
+
+
+@pytest.mark.parametrize(
+    ("spec", "change"),
+    [(SPEC._replace(goal=None), {}), (SPEC, {"relabel_fraction": 1.5}), (SPEC, {"n_step": 3})],
+)
+def test_what_does_not_fit_is_refused(spec: Spec, change: dict):
+    with pytest.raises(UserError):
+        HindsightReplay(HindsightConfig(capacity=10, **change), spec, 1, 0.9, 0)

@@ -1,0 +1,460 @@
+"""The command line: exit codes, one sentence for every mistake, and what lands in the run folder."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from helpers import rows, signalled, tiny
+
+import rlx
+from rlx.checkpoint import write_atomically
+from rlx.cli import main
+
+TINY = tiny("off_policy")
+
+
+@pytest.fixture(autouse=True)
+def _logging() -> Iterator[None]:
+    """The command line sets the logger up for a process of its own; put it back."""
+    log = logging.getLogger("rlx")
+    before = log.handlers[:], log.level, log.propagate
+    yield
+    log.handlers, log.level, log.propagate = before
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run."""
+    folder = tmp_path_factory.mktemp("cli") / "run"
+    rlx.train(*TINY, run_dir=folder)
+    return folder
+
+
+# -- one sentence for every mistake ----------------------------------------------------------------------------------
+
+BAD = {
+    "algo=rlxx": "algo=",
+    "algo.lrr=1": "SACConfig",
+    "algo=ppo dataset=minari": "on-policy",
+    "algo=td3_bc": "dataset=minari",
+    "algo=td3_bc dataset=null": "dataset=minari",
+    "env=cartpole": "box",
+    "env=pendulumm": "pendulum",
+    "env.id=Pendulum-v9": "Pendulum",
+    "env.id=nosuchmodule:Env-v0": "nosuchmodule",
+    "env.id=NoSuchThing-v0": "not a registered",
+    "+env.kwargs.nonsense=3": "nonsense",
+    "env.num_envs=0": "num_envs",
+    "env.vectorization=threads": "sync",
+    "env.max_episode_steps=0": "max_episode_steps",
+    "env.max_episode_steps=-5": "max_episode_steps",
+    "trainer.max_env_steps=abc": "integer",
+    "trainer.max_env_steps=-1": "max_env_steps",
+    "trainer.max_env_steps=null": "budget",
+    "trainer.eval_episodes=0": "eval_episodes",
+    "trainer.offline_batch_ratio=1.5": "offline_batch_ratio",
+    "trainer.gradient_updates_per_step=0": "gradient_updates_per_step",
+    "trainer=on_policy": "trainer=",
+    "trainer.learning_start=5": "learning_starts",
+    "algo.batch_size=0": "batch_size",
+    "algo.discount=1.1": "discount",
+    "algo.tau=0": "tau",
+    "algo.hidden=[0]": "hidden",
+    "algo.hidden=[-3,2]": "hidden",
+    "algo.hidden=wide": "hidden",
+    "seed=-1": "seed",
+    "seed=99999999999999999999": "seed",
+    "seed=one": "integer",
+    "threads=0": "threads",
+    "device=cuda:99": "device=cpu",
+    "device=toaster": "device=cpu",
+    "replay.capacity=0": "capacity",
+    "replay.capacity=99999999999999": "GiB",
+    "replay.n_step=0": "n_step",
+    "reward=normalize_return": "dataset",
+    "reward=nonsense": "reward=",
+    "reward.clip_low=2 reward.clip_high=1": "clip_low",
+    "schedule=zigzag": "schedule=",
+    "+schedule.targets.tauu={kind: linear}": "tau",
+    "callbacks.early_stopping.patience=3": "early_stopping",
+    "~callbacks.nonsense": "nonsense",
+    "algoo=sac": "algo",
+    "env=null": "env=",
+    "algo=null": "algo=",
+    "dataset=npz dataset.path=/no/such/file.npz": "/no/such/file.npz",
+    "dataset=npz": "path",
+    "algo._target_=os.system": "trust",
+    "reward._target_=subprocess.Popen": "trust",
+    "algo=[sac": "algo",
+    "nonsense": "verb",
+    "rezume x": "resume",
+    "resume": "path",
+    "resume /no/such/run": "/no/such/run",
+    "evaluate": "path",
+    "evaluate /no/such/run": "/no/such/run",
+    "predict": "path",
+    "predict /no/such/run --obs [1]": "/no/such/run",
+    "list algos": "algo",
+    "collect": "path",
+    "inspect-data /no/such/file.npz": "/no/such/file.npz",
+}
+
+
+@pytest.mark.parametrize("line", BAD)
+def test_a_mistake_costs_one_sentence(
+    line: str, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = line.split(" ") if "{" not in line else [line]
+    trains = "=" in arguments[0] or arguments[0][0] in "~+"
+    assert main([*arguments, f"run_dir={tmp_path / 'run'}"] if trains else arguments) == 2
+    out, err = capsys.readouterr()
+    said = [text for text in err.splitlines() if text.strip()]
+    assert len(said) == 1, err
+    assert said[0].startswith("rlx: ")
+    assert said[0].endswith((".", "?", "...")) or "type: python -m rlx" in said[0]
+    assert BAD[line] in said[0]
+    assert "Traceback" not in out + err
+    assert not (tmp_path / "run").exists(), "a refused run leaves no folder behind"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["evaluate", "RUN", "episodes=0"], "episodes"),
+        (["evaluate", "RUN", "episodes=many"], "episodes"),
+        (["evaluate", "RUN", "--jsn"], "--json"),
+        (["predict", "RUN"], "--obs"),
+        (["predict", "RUN", "--obs", "[1, 2"], "JSON"),
+        (["predict", "RUN", "--obs", "[1, 2]"], "shape"),
+        (["predict", "RUN", "--obs", "3"], "shape"),
+        (["predict", "RUN", "--obs", '["a", "b", "c"]'], "numbers"),
+        (["predict", "RUN", "--obs", '{"a": 1}'], "numbers"),
+        (["predict", "RUN", "--obs", "[[1, 2, 3], [4]]"], "numbers"),
+        (["predict", "RUN", "--obs", "[1, 2, NaN]"], "NaN"),
+        (["resume", "RUN", "algo=td3"], "selects another"),
+        (["resume", "RUN", "algo.lrr=1"], "lrr"),
+        (["resume", "RUN", "trainer.max_env_steps=x"], "max_env_steps"),
+        (["resume", "RUN", "~callbacks.nonsense"], "nonsense"),
+        (["resume", "RUN", "env.num_envs=2"], "num_envs"),
+    ],
+)
+def test_a_mistake_about_a_run(arguments: list[str], word: str, run_dir: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main([str(run_dir) if a == "RUN" else a for a in arguments]) == 2
+    err = capsys.readouterr().err
+    assert len(err.splitlines()) == 1
+    assert word in err
+
+
+def test_a_run_folder_that_is_a_file(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "file").write_text("mine")
+    assert main([*TINY, f"run_dir={tmp_path / 'file'}"]) == 2
+    assert main([*TINY, f"run_dir={tmp_path / 'file' / 'below'}"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 2
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_what_rlx_itself_does_wrong_has_a_traceback_and_code_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlx.algos.sac.SAC.update", lambda self, batch: 1 / 0)
+    assert main([*TINY, f"run_dir={tmp_path / 'run'}"]) == 1
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_a_second_run_in_the_same_folder_is_refused(run_dir: Path, capsys: pytest.CaptureFixture) -> None:
+    before = {p: p.stat().st_mtime_ns for p in run_dir.rglob("*")}
+    assert main([*TINY, f"run_dir={run_dir}"]) == 2
+    assert "resume" in capsys.readouterr().err
+    assert {p: p.stat().st_mtime_ns for p in run_dir.rglob("*")} == before
+
+
+# -- the verbs -------------------------------------------------------------------------------------------------------
+
+
+def test_help(capsys: pytest.CaptureFixture) -> None:
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    for verb in ("resume", "evaluate", "predict", "list"):
+        assert f"python -m rlx {verb}" in out
+
+
+def test_training_ends_with_a_table(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main(["train", *TINY, f"run_dir={tmp_path / 'run'}"]) == 0
+    out, err = capsys.readouterr()
+    assert not err
+    for word in ("max_env_steps", "python -m rlx evaluate", "python -m rlx resume", "tensorboard", str(tmp_path / "run")):
+        assert word in out.replace("\n", "")
+
+
+def test_the_run_folder_keeps_its_contract(run_dir: Path) -> None:
+    assert {"config.yaml", "overrides.yaml", "metrics.jsonl", "summary.json", "checkpoints"} <= {
+        p.name for p in run_dir.iterdir()
+    }
+    names = {p.name for p in (run_dir / "checkpoints").iterdir()}
+    assert {"last", "best", "replay"} <= names
+    assert len([n for n in names if n.startswith("step_")]) == 2
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert set(summary) >= {
+        "algo", "env", "seed", "env_steps", "updates", "epoch", "stop_reason", "eval_return_mean",
+        "best_eval_return_mean", "wall_time_s", "resumed", "exact", "threads", "versions",
+    }  # fmt: skip
+    assert (summary["algo"], summary["env"], summary["env_steps"]) == ("sac", "Pendulum-v1", 130)
+    assert summary["updates"] == 160  # two for each of the 80 steps that were not random
+    assert summary["versions"].keys() >= {"python", "torch", "gymnasium", "numpy", "hydra-core", "rlx"}
+    assert yaml.safe_load((run_dir / "overrides.yaml").read_text()) == list(TINY)
+    for line in (run_dir / "metrics.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        assert list(row)[:5] == ["kind", "env_steps", "updates", "epoch", "wall_time"]
+        wanted = {"eval/return_mean", "eval/return_std", "eval/length_mean"} if row["kind"] == "eval" else {"loss/critic"}
+        assert row["kind"] in ("train", "eval")
+        assert wanted <= set(row) or row["updates"] == 0
+    evaluations = [r for r in rows(run_dir) if r["kind"] == "eval"]
+    assert [r["env_steps"] for r in evaluations] == [70, 130]
+    assert summary["eval_return_mean"] == evaluations[-1]["eval/return_mean"]
+    assert summary["best_eval_return_mean"] == max(r["eval/return_mean"] for r in evaluations)
+
+
+def test_evaluate_as_json(run_dir: Path, capsys: pytest.CaptureFixture) -> None:
+    answers = []
+    for arguments in (["--json"], ["--json"], ["seed=1", "--json"]):
+        assert main(["evaluate", str(run_dir), "episodes=3", *arguments]) == 0
+        out = capsys.readouterr().out
+        answers.append(json.loads(out))
+    assert answers[0] == answers[1]
+    assert answers[0]["returns"] != answers[2]["returns"]
+    found = answers[0]
+    assert len(found["returns"]) == found["episodes"] == 3
+    assert math.isclose(found["eval/return_mean"], sum(found["returns"]) / 3)
+    assert found["checkpoint"] == str((run_dir / "checkpoints" / "best").resolve())
+    assert found["eval/length_mean"] == 30
+
+
+def test_evaluate_in_words(run_dir: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main(["evaluate", str(run_dir / "checkpoints" / "last"), "episodes=2"]) == 0
+    assert "sac on Pendulum-v1: return" in capsys.readouterr().out
+
+
+def test_predict(run_dir: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main(["predict", str(run_dir), "--obs", "[1.0, 0.0, 0.5]"]) == 0
+    action = json.loads(capsys.readouterr().out)
+    assert len(action) == 1
+    assert -2.0 <= action[0] <= 2.0
+    assert action == rlx.load(run_dir).act([1.0, 0.0, 0.5]).tolist()
+    assert main(["predict", str(run_dir), "--obs", "[[1.0, 0.0, 0.5], [0, 1, 0]]"]) == 0
+    assert json.loads(capsys.readouterr().out)[0] == pytest.approx(action)
+
+
+def test_list_shows_every_choice(capsys: pytest.CaptureFixture) -> None:
+    assert main(["list"]) == 0
+    out = capsys.readouterr().out
+    for word in ("algo=sac", "env=pendulum", "dataset=minari", "reward=identity", "schedule=cosine", "logger=wandb"):
+        assert word in out
+    assert main(["list", "algo"]) == 0
+    out = capsys.readouterr().out
+    assert "algo=ppo" in out
+    assert "env=pendulum" not in out
+
+
+def test_every_choice_is_described() -> None:
+    from rlx.listing import describe, groups
+
+    silent = [f"{group}={name}" for group in groups() for name, text in describe(group) if len(text) < 10]
+    assert not silent
+
+
+def test_resume_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    folder = tmp_path / "run"
+    with signalled("update", 5, signal.SIGTERM):
+        assert main([*TINY, f"run_dir={folder}"]) == 143
+    assert "terminated" in capsys.readouterr().out
+    assert main(["resume", str(folder), "trainer.max_env_steps=140"]) == 0
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["env_steps"], summary["resumed"], summary["stop_reason"]) == (140, True, "max_env_steps")
+
+
+# -- Hydra's own flags -----------------------------------------------------------------------------------------------
+
+
+def test_the_composed_config_can_be_shown(tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["--cfg", "job", "algo=sac", "seed=7"]) == 0
+    shown = yaml.safe_load(capsys.readouterr().out)
+    assert shown["seed"] == 7
+    assert shown["algo"]["name"] == "sac"
+    assert not list(tmp_path.iterdir()), "looking creates nothing"
+
+
+def test_a_sweep_makes_one_folder_per_job(tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["-m", *TINY, "seed=1,2"]) == 0
+    (sweep,) = (tmp_path / "multirun_outputs" / "sweeps").iterdir()
+    jobs = sorted(p for p in sweep.iterdir() if p.is_dir())
+    assert [p.name for p in jobs] == ["0", "1"]
+    seeds = [json.loads((job / "summary.json").read_text())["seed"] for job in jobs]
+    assert seeds == [1, 2]
+    assert "seed=2" in (jobs[1] / "overrides.yaml").read_text()
+    assert {p.name for p in tmp_path.iterdir()} == {"multirun_outputs"}
+    assert capsys.readouterr().out.count("run folder") == 2
+
+
+def test_a_sweep_is_checked_before_its_first_job(tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["-m", *TINY, "algo.discount=0.9,1.5"]) == 2
+    assert "discount=1.5" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_job_that_cannot_work_does_not_end_the_sweep(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: Any
+) -> None:
+    """Whether an env fits is only known once it is made."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["-m", *TINY, "env=cartpole,pendulum"]) == 2
+    out, err = capsys.readouterr()
+    assert len(err.splitlines()) == 1
+    assert "CartPole-v1" in err
+    assert "Traceback" not in out + err
+    assert len(list(tmp_path.rglob("summary.json"))) == 1
+
+
+def test_an_interrupt_ends_the_whole_sweep(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    with signalled("update", 5, signal.SIGINT), pytest.raises(SystemExit) as end:
+        main(["-m", *TINY, "seed=1,2"])
+    assert end.value.code == 130
+    (summary,) = tmp_path.rglob("summary.json")
+    assert json.loads(summary.read_text())["stop_reason"] == "interrupted"
+
+
+def test_a_hydra_flag_does_not_move_the_run_folder(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    assert main([*TINY, "--config-dir", str(tmp_path / "mine"), f"run_dir={tmp_path / 'run'}"]) == 0
+    assert (tmp_path / "run" / "summary.json").exists()
+    assert {p.name for p in tmp_path.iterdir()} == {"mine", "run"}
+
+
+def test_runs_without_a_folder_land_below_multirun_outputs(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    for env in ("pendulum", "point_goal"):
+        assert main([*TINY, f"env={env}", "trainer.max_env_steps=60"]) == 0
+    names = sorted(p.name for p in (tmp_path / "multirun_outputs" / "runs").iterdir())
+    assert len(names) == 2, "an id with a slash in it is no subfolder"
+    assert names[0].startswith("sac__Pendulum-v1__seed0__")
+    assert {p.name for p in tmp_path.iterdir()} == {"multirun_outputs"}
+
+
+# -- secrets and strangers -------------------------------------------------------------------------------------------
+
+
+def test_secrets_are_never_written(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("MY_SECRET", "s3cr3t-token")
+    folder = tmp_path / "run"
+    secret = "+env.kwargs.g=${oc.decode:${oc.env:MY_GRAVITY}}"
+    monkeypatch.setenv("MY_GRAVITY", "9.8125")
+    assert main([*tiny("off_policy", "logger=default"), secret, "dataset=null", f"run_dir={folder}",
+                 "callbacks.progress=null" if False else "algo.name=sac"]) == 0  # fmt: skip
+    assert "${oc.decode:${oc.env:MY_GRAVITY}}" in (folder / "config.yaml").read_text()
+    files = [p for p in folder.rglob("*") if p.is_file()]
+    assert len(files) > 10
+    assert not [p for p in files if b"9.8125" in p.read_bytes()]
+    assert rlx.evaluate(folder, episodes=1)["episodes"] == 1
+    assert rlx.resume(folder, "trainer.max_env_steps=140").summary["env_steps"] == 140
+    assert not [p for p in folder.rglob("*") if p.is_file() and b"9.8125" in p.read_bytes()]
+
+
+def rewrite(folder: Path, change: Any) -> None:
+    """Change a saved config as an attacker would, manifest and all."""
+    import hashlib
+
+    for path in [folder / "config.yaml", *folder.rglob("checkpoints/*/config.yaml")]:
+        values = yaml.safe_load(path.read_text())
+        change(values)
+        write_atomically(path, yaml.safe_dump(values).encode())
+        manifest = path.parent / "manifest.json"
+        if manifest.exists():
+            content = json.loads(manifest.read_text())
+            data = path.read_bytes()
+            content["files"]["config.yaml"] = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
+            write_atomically(manifest, json.dumps(content).encode())
+
+
+def put(key: str, value: Any) -> Any:
+    def change(values: dict) -> None:
+        *path, last = key.split(".")
+        node = values
+        for part in path:
+            node = node[part]
+        node[last] = value
+        values["trust"] = ["evil", "os", "subprocess", "builtins"]  # whom the file trusts does not count
+
+    return change
+
+
+STRANGERS = {
+    "algo": put("algo._target_", "evil.Learner"),
+    "builtin": put("algo._target_", "builtins.exec"),
+    "callback": put("callbacks.own", {"_target_": "evil.Callback"}),
+    "rlx_but_no_component": put("callbacks.own", {"_target_": "rlx.cli.main"}),
+    "rlx_import_of_others": put("callbacks.own", {"_target_": "rlx.workflows.os.system", "command": "touch pwned"}),
+    "reward": put("reward", {"_target_": "os.system", "command": "touch pwned"}),
+    "list_as_target": put("reward", {"_target_": ["os.system"]}),
+    "nested": put("trainer.phases.online.own", {"_target_": "evil.Phase"}),
+    "in_kwargs": put("env.kwargs.own", {"_target_": "evil.Thing"}),
+    "env_module": put("env.id", "evil:Env-v0"),
+}
+
+
+@pytest.mark.parametrize("kind", STRANGERS)
+def test_a_checkpoint_cannot_bring_code(
+    kind: str, run_dir: Path, tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture
+) -> None:
+    import shutil
+
+    (tmp_path / "evil.py").write_text("import pathlib\npathlib.Path('pwned').touch()\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "run"
+    shutil.copytree(run_dir, folder, symlinks=True)
+    rewrite(folder, STRANGERS[kind])
+    for arguments in (["resume", str(folder), "trainer.max_env_steps=140"], ["evaluate", str(folder), "episodes=1"]):
+        assert main(arguments) == 2
+        assert "trust=[" in capsys.readouterr().err
+    if kind != "env_module":  # acting takes no env
+        assert main(["predict", str(folder), "--obs", "[1, 0, 0]"]) == 2
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_a_module_can_be_trusted_by_the_user(run_dir: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    import shutil
+
+    text = "import gymnasium\ngymnasium.register('Mine-v0', 'gymnasium.envs.classic_control:PendulumEnv', max_episode_steps=30)\n"
+    (tmp_path / "mine_envs.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    folder = tmp_path / "run"
+    shutil.copytree(run_dir, folder, symlinks=True)
+    rewrite(folder, put("env.id", "mine_envs:Mine-v0"))
+    assert main(["evaluate", str(folder), "episodes=1"]) == 2
+    assert main(["evaluate", str(folder), "episodes=1", "trust=[mine_envs]"]) == 0
+
+
+@pytest.mark.parametrize("text", ["", "- 1\n", "a: [1", "algo: 3\n", "just words"])
+def test_a_broken_config_file_is_said(text: str, run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    import shutil
+
+    folder = tmp_path / "run"
+    shutil.copytree(run_dir, folder, symlinks=True)
+    (folder / "config.yaml").write_text(text)
+    assert main(["resume", str(folder)]) == 2
+    err = capsys.readouterr().err
+    assert len(err.splitlines()) == 1
+    assert "config" in err
