@@ -6,6 +6,7 @@ datasets; such files are refused, so that a dataset is exactly the file that was
 
 from __future__ import annotations
 
+import math
 import struct
 import zipfile
 import zlib
@@ -70,9 +71,10 @@ class NpzArrays:
             }
 
     def __getitem__(self, key: str) -> Array:
+        stored = self.members[key].compress_type == zipfile.ZIP_STORED
         with readable(self.path, "npz"):
-            if self.mmap:
-                return self._map(key)
+            if self.mmap or stored:
+                return self._stored(key)
             with np.load(self.path, allow_pickle=False) as arrays:
                 return np.asarray(arrays[key])
 
@@ -81,7 +83,8 @@ class NpzArrays:
         found = self[key] if key in self.members else None
         return str(found) if found is not None and found.dtype.kind == "U" and found.ndim == 0 else None
 
-    def _map(self, key: str) -> Array:
+    def _stored(self, key: str) -> Array:
+        """An uncompressed member, mapped, or read in one go with its checksum (zipfile does it in small pieces)."""
         member = self.members[key]
         if member.compress_type != zipfile.ZIP_STORED:
             raise UserError(
@@ -91,17 +94,26 @@ class NpzArrays:
         with open(self.path, "rb") as file:
             file.seek(member.header_offset + 26)  # the two lengths that vary in a local zip header of 30 bytes
             name, extra = struct.unpack("<HH", file.read(4))
-            file.seek(member.header_offset + 30 + name + extra)
+            start = member.header_offset + 30 + name + extra
+            file.seek(start)
             version = np.lib.format.read_magic(file)
             header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             shape, fortran, dtype = header(file)
             if dtype.hasobject:
-                raise UserError(f"{self.path}: key '{key}' is an object array: expected plain numbers.")
-            if not shape or 0 in shape:
-                return np.zeros(shape, dtype)
-            return np.memmap(
-                self.path, dtype=dtype, mode="r", offset=file.tell(), shape=shape, order="F" if fortran else "C"
-            )
+                raise UserError(f"{self.path}: key '{key}' is an object array; objects are never unpickled.")
+            offset = file.tell()
+            if math.prod(shape) * dtype.itemsize != member.file_size - (offset - start):
+                raise ValueError(f"'{key}' says it has shape {shape}, which is not its size")
+            if self.mmap and shape and 0 not in shape:
+                return np.memmap(
+                    self.path, dtype=dtype, mode="r", offset=offset, shape=shape, order="F" if fortran else "C"
+                )
+            file.seek(start)
+            checksum = zlib.crc32(file.read(offset - start))
+            array = np.fromfile(file, dtype, math.prod(shape))
+            if zlib.crc32(array.view(np.uint8), checksum) != member.CRC:
+                raise ValueError(f"wrong checksum of '{key}'")
+            return array.reshape(shape, order="F" if fortran else "C")
 
 
 @contextmanager

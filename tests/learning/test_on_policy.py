@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import rlx
 
 pytestmark = pytest.mark.learning
-
-
-@pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -23,9 +20,7 @@ def _in_a_folder_of_its_own(tmp_path, monkeypatch):
         ("ppo", "pendulum", 60_000, -300.0),
     ],
 )
-def test_reaches_the_return(algo: str, env: str, env_steps: int, threshold: float):
-    result = rlx.train(
-        f"algo={algo}", f"env={env}", "seed=0", "logger=none",
-        f"trainer.max_env_steps={env_steps}", "trainer.eval_interval=0", "trainer.eval_episodes=20",
-    )  # fmt: skip
+def test_reaches_the_return(tmp_path: Path, algo: str, env: str, env_steps: int, threshold: float):
+    budget = [f"trainer.max_env_steps={env_steps}", "trainer.eval_interval=0", "trainer.eval_episodes=20"]
+    result = rlx.train(f"algo={algo}", f"env={env}", *budget, "threads=1", seed=0, run_dir=tmp_path / "run")
     assert result.summary["eval_return_mean"] >= threshold
