@@ -4,10 +4,10 @@
                                [--cpu-time]
 
 Every measurement is a process of its own, since thread counts are global to a process; the contestants take turns, and
-what counts is the best of the rounds. All of them learn on the CPU from random transitions (obs 17, action 6, batch 256,
-2 x 256; DQN: obs 4, 2 actions, batch 32). An update includes the sampling of its minibatch; for d3rlpy alone minibatches
-are drawn beforehand, because its sampling would hide its learning. With UTD 20 the updates of one env step are asked for
-in one call. `gemm` runs the matrix products of one update of the algorithm and nothing else.
+what counts is the best of the rounds. All of them learn on the CPU from random transitions (obs 17, action 6, batch
+256, 2 x 256; DQN: obs 4, 2 actions, batch 32). An update includes the sampling of its minibatch; for d3rlpy alone the
+minibatches are drawn beforehand, because its sampling would hide its learning. With UTD 20 the updates of one env step
+are asked for in one call. `gemm` runs the matrix products of one update of the algorithm and nothing else.
 
 The other libraries come from PyPI: pip install stable-baselines3 sb3-contrib sbx-rl d3rlpy, here or in an environment
 that `--peer-python` names. A library that is not installed is left out, and said so. Where other work shares the cores,

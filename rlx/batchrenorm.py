@@ -4,8 +4,8 @@
                r  = clip(std_B / std, 1 / R_MAX, R_MAX),  d = clip((mean_B - mean) / std, -D_MAX, D_MAX), no gradients
     in use     x' = (x - mean) / std * gain + shift
 
-mean and std are running statistics, mean_B and std_B those of the batch; r = 1 and d = 0, plain batch normalisation,
-for the first `warmup` batches. Either way x' = scale * x + offset, so the linear layer behind can do it:
+mean and std are running statistics, mean_B and std_B those of the batch; without `renorm`, r = 1 and d = 0: plain batch
+normalisation. Either way x' = scale * x + offset, so the linear layer behind can do it:
 
     x' W + b = x (scale W) + (offset W + b)
 
@@ -49,30 +49,38 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     return mean, (x - mean).square_().mean(1, keepdim=True)
 
 
-def corrections(mean: Tensor, rstd: Tensor, layer: Renorm, warm: Tensor) -> tuple[Tensor, Tensor]:
-    """r and d of a batch; 1 and 0 until `warm`."""
+def corrections(mean: Tensor, rstd: Tensor, layer: Renorm) -> tuple[Tensor, Tensor]:
+    """r and d of a batch."""
     running = torch.rsqrt(layer.var + EPS)
     r = (running / rstd).clamp(1.0 / R_MAX, R_MAX)
-    d = ((mean - layer.mean) * running).clamp(-D_MAX, D_MAX)
-    return torch.where(warm, r, 1.0), torch.where(warm, d, 0.0)
+    return r, ((mean - layer.mean) * running).clamp(-D_MAX, D_MAX)
+
+
+def affine(mean: Tensor, rstd: Tensor, layer: Renorm, renorm: bool) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """scale and offset of a batch; r / std_B, which is their slope, and d."""
+    slope, d = rstd, None
+    if renorm:
+        r, d = corrections(mean.detach(), rstd.detach(), layer)
+        slope = r * rstd
+    scale = layer.gain * slope
+    offset = torch.addcmul(layer.shift, scale, mean, value=-1.0)
+    return scale, offset if d is None else torch.addcmul(offset, layer.gain, d), slope, d
 
 
 def fold(layer: Renorm, scale: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
     """Weight and bias of the linear layer that also normalises."""
-    return layer.weight * scale.mT, layer.bias + offset @ layer.weight
+    return layer.weight * scale.mT, torch.baddbmm(layer.bias, offset, layer.weight)
 
 
-def learn(x: Tensor, layers: Sequence[Renorm], warm: Tensor) -> tuple[Tensor, list[Tensor]]:
+def learn(x: Tensor, layers: Sequence[Renorm], renorm: bool) -> tuple[Tensor, list[Tensor]]:
     """The output for a batch normalised by itself, and the moments of what each layer read; gradients by autograd."""
     found = []
     for i, layer in enumerate(layers):
         if i > 0:
             x = torch.relu(x)
         mean, var = moments(x)
-        rstd = torch.rsqrt(var + EPS)
-        r, d = corrections(mean.detach(), rstd.detach(), layer, warm)
-        scale = layer.gain * r * rstd
-        weight, bias = fold(layer, scale, layer.shift + layer.gain * d - scale * mean)
+        scale, offset, _, _ = affine(mean, torch.rsqrt(var + EPS), layer, renorm)
+        weight, bias = fold(layer, scale, offset)
         x = torch.bmm(x, weight) + bias
         found += [mean.detach(), var.detach()]
     return x, found
@@ -82,18 +90,16 @@ class HandWrittenLearn(torch.autograd.Function):
     """`learn` as one autograd node whose backward pass is written out below."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, warm: Tensor, depth: int, *parameters: Tensor) -> tuple[Tensor, ...]:
-        saved: list[Tensor] = []
+    def forward(ctx: Any, x: Tensor, renorm: bool, depth: int, *parameters: Tensor) -> tuple[Tensor, ...]:
+        saved: list[Tensor | None] = []
         found = []
         for i in range(depth):
             layer = Renorm(*parameters[6 * i : 6 * i + 6])
             mean, var = moments(x)
             rstd = torch.rsqrt(var + EPS)
-            r, d = corrections(mean, rstd, layer, warm)
-            scale = layer.gain * r * rstd
-            offset = layer.shift + layer.gain * d - scale * mean
+            scale, offset, slope, d = affine(mean, rstd, layer, renorm)
             weight, bias = fold(layer, scale, offset)
-            saved += [x, mean, rstd, r, d, offset, weight, layer.weight, layer.gain]
+            saved += [x, mean, rstd, slope, d, scale, offset, weight, layer.weight]
             found += [mean, var]
             x = torch.bmm(x, weight).add_(bias)
             if i < depth - 1:
@@ -109,18 +115,20 @@ class HandWrittenLearn(torch.autograd.Function):
         saved, rows = ctx.saved_tensors, grad.shape[1]
         found: list[Tensor | None] = []
         for i in reversed(range(ctx.depth)):
-            x, mean, rstd, r, d, offset, folded, weight, gain = saved[9 * i : 9 * i + 9]
+            x, mean, rstd, slope, d, scale, offset, folded, weight = saved[9 * i : 9 * i + 9]
             folded_grad = torch.bmm(x.mT, grad)
             bias_grad = grad.sum(1, keepdim=True)
             offset_grad = torch.bmm(bias_grad, weight.mT)
-            scale_grad = (folded_grad * weight).sum(-1).unsqueeze(1) - mean * offset_grad
-            weight_grad = (folded_grad * (gain * r * rstd).mT).baddbmm_(offset.mT, bias_grad)
-            gain_grad = scale_grad * r * rstd + offset_grad * d
+            scale_grad = (folded_grad * weight).sum(-1).unsqueeze(1).addcmul_(mean, offset_grad, value=-1.0)
+            gain_grad = scale_grad * slope
+            if d is not None:
+                gain_grad.addcmul_(offset_grad, d)
+            weight_grad = (folded_grad * scale.mT).baddbmm_(offset.mT, bias_grad)
             found = [weight_grad, bias_grad, gain_grad, offset_grad, None, None, *found]
             if i > 0:
-                # x reaches the output directly and through the batch's mean and variance
-                by_square = -(scale_grad * gain * r) * rstd.pow(3) / rows
-                by_mean = -(offset_grad * gain * r * rstd) / rows - by_square * mean
+                # x reaches the output directly, and through the variance and the mean of the batch
+                by_square = scale_grad * scale * rstd.square() / -rows
+                by_mean = torch.addcmul(offset_grad * scale / -rows, by_square, mean, value=-1.0)
                 grad = torch.addcmul(by_mean, x, by_square).baddbmm_(grad, folded.mT)
                 grad = aten.threshold_backward.grad_input(grad, x, 0, grad_input=grad)
         return None, None, None, *found
@@ -129,7 +137,7 @@ class HandWrittenLearn(torch.autograd.Function):
 class RenormMLP(nn.Module):
     """`ensemble` networks of `sizes` = [in, hidden..., out] side by side, with ReLU: [B, in] -> [ensemble, B, out]."""
 
-    def __init__(self, sizes: Sequence[int], ensemble: int, warmup: int):
+    def __init__(self, sizes: Sequence[int], ensemble: int):
         super().__init__()
         pairs = list(pairwise(sizes))
         self.weights = nn.ParameterList([torch.empty(ensemble, i, o) for i, o in pairs])
@@ -140,8 +148,6 @@ class RenormMLP(nn.Module):
         for k, (i, _) in enumerate(pairs):
             self.register_buffer(f"mean_{k}", torch.zeros(ensemble, 1, i))
             self.register_buffer(f"var_{k}", torch.ones(ensemble, 1, i))
-        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))  # batches learned from
-        self.warmup = warmup
 
     def layers(self) -> list[Renorm]:
         parameters = zip(self.weights, self.biases, self.gains, self.shifts, strict=True)
@@ -159,15 +165,14 @@ class RenormMLP(nn.Module):
             return HandWrittenMLP.apply(x, "relu", len(folded), *(p for layer in folded for p in layer))
         return plain_mlp(x, folded, "relu")
 
-    def learn(self, x: Tensor) -> Tensor:
+    def learn(self, x: Tensor, renorm: bool) -> Tensor:
         """Learning: normalised by the batch, which moves the running statistics; gradients reach the parameters."""
-        layers, warm = self.layers(), self.seen >= self.warmup
+        layers = self.layers()
         x = x.expand(len(self.weights[0]), *x.shape)
         if torch.compiler.is_compiling():
-            y, found = learn(x, layers, warm)
+            y, found = learn(x, layers, renorm)
         else:
-            y, *found = HandWrittenLearn.apply(x, warm, len(layers), *(p for layer in layers for p in layer))
+            y, *found = HandWrittenLearn.apply(x, renorm, len(layers), *(p for layer in layers for p in layer))
         with torch.no_grad():
             torch._foreach_lerp_([s for layer in layers for s in (layer.mean, layer.var)], found, MOMENTUM)
-            self.seen += 1
         return y

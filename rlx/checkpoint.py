@@ -134,7 +134,7 @@ def read_folder(path: Path) -> Checkpoint:
         spec = spec._replace(goal=Goal(goal[0], tuple(goal[1]), tuple(goal[2])) if goal else None)
         tensors = {Path(n).stem: load_tensors(data) for n, data in files.items() if n.endswith(".safetensors")}
         segments = manifest["segments"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedCheckpoint(f"{path.name}: {error}") from error
     return Checkpoint(files["config.yaml"].decode(), spec, state, tensors, segments, path)
 
@@ -272,8 +272,8 @@ def find_checkpoint(path: Path) -> Path:
     )
 
 
-def read_replay(run_dir: Path) -> dict[str, np.ndarray]:
-    """The transitions in a run's latest checkpoint by field, env after env, each in the order of time.
+def read_replay(run_dir: Path) -> tuple[dict[str, np.ndarray], str]:
+    """The transitions in a run's latest checkpoint by field, env after env, each in the order of time; and the env id.
 
     Actions and rewards are as the learner of that run saw them: scaled and transformed.
     """
@@ -301,4 +301,5 @@ def read_replay(run_dir: Path) -> dict[str, np.ndarray]:
     for last in np.cumsum(lanes) - 1:  # an episode that was still going on is cut
         truncated[last] = 1.0 - batch.terminated[last]
     found = {name: getattr(batch, name) for name in ("obs", "action", "reward", "next_obs", "terminated")}
-    return {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in {**found, "truncated": truncated}.items()}
+    arrays = {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in {**found, "truncated": truncated}.items()}
+    return arrays, saved.spec.env_id

@@ -70,10 +70,10 @@ class Learner(nn.Module):
             return batch
         return batch._replace(obs=self.normalize(batch.obs), next_obs=self.normalize(batch.next_obs))
 
-    def fit_normalizer(self, obs: Tensor) -> None:
-        """Take the observation statistics from a dataset (std + 1e-3, as TD3+BC does)."""
-        self.obs_mean.copy_(obs.mean(0))
-        self.obs_std.copy_(obs.std(0, unbiased=False) + 1e-3)
+    def set_normalizer(self, mean: Tensor, std: Tensor) -> None:
+        """Take the observation statistics of a dataset (std + 1e-3, as TD3+BC does)."""
+        self.obs_mean.copy_(mean)
+        self.obs_std.copy_(std + 1e-3)
 
     def due(self, every: int) -> bool:
         """True on every `every`-th update, counting the one under way."""

@@ -105,7 +105,7 @@ class HandWrittenMLP(torch.autograd.Function):
             return differentiable_backward(ctx, grad, inputs[0], parameters)
         layers = unflatten(parameters)
         found: list[Tensor | None] = []
-        over_rows = {"dim": -2, "keepdim": grad.dim() == 3}
+        stacked = grad.dim() == 3
         for i in reversed(range(ctx.depth)):
             layer = layers[i]
             wanted = ctx.needs_input_grad[3 + 4 * i : 7 + 4 * i]
@@ -114,13 +114,13 @@ class HandWrittenMLP(torch.autograd.Function):
                 grad = GRADIENTS[ctx.activation](grad, inputs[i + 1])
                 if layer.gain is not None:
                     normal, x, mean, rstd = norms[4 * i : 4 * i + 4]
-                    gain_grad = (grad * normal).sum(**over_rows) if wanted[2] else None
-                    shift_grad = grad.sum(**over_rows) if wanted[3] else None
+                    gain_grad = (grad * normal).sum(-2, keepdim=stacked) if wanted[2] else None
+                    shift_grad = grad.sum(-2, keepdim=stacked) if wanted[3] else None
                     grad = aten.native_layer_norm_backward(
                         grad.mul_(layer.gain), x, x.shape[-1:], mean, rstd, None, None, [True, False, False]
                     )[0]
             weight_grad = product(inputs[i].mT, grad) if wanted[0] else None
-            bias_grad = grad.sum(**over_rows) if wanted[1] else None
+            bias_grad = grad.sum(-2, keepdim=stacked) if wanted[1] else None
             found = [weight_grad, bias_grad, gain_grad, shift_grad, *found]
             if i > 0 or ctx.needs_input_grad[0]:
                 grad = product(grad, layer.weight.mT)
@@ -362,7 +362,7 @@ class Adam:
         self.grad_norm: Tensor | None = None  # of the last step, when gradients are clipped
         self.exp_avg = [torch.zeros_like(p, requires_grad=False) for p in self.params]
         self.exp_avg_sq = [torch.zeros_like(p, requires_grad=False) for p in self.params]
-        self.steps = torch.zeros((), dtype=torch.float32)
+        self.steps = torch.zeros((), dtype=torch.float32, device=self.params[0].device)
 
     def minimize(self, loss: Tensor, retain_graph: bool = False) -> None:
         """One step down the gradient of `loss`, which reaches these parameters and no others."""

@@ -4,7 +4,7 @@
     decoder  a = tanh(f(s, z))
     loss     |a - tanh(f(s, z))|^2 + kl_weight * KL(q(z | s, a) || N(0, 1)),  z = mean + std * noise
 
-Latents drawn to act with are clipped to +-0.5, which keeps the decoder's actions likely; while it is trained they are not.
+Latents drawn to act with are clipped to +-0.5, which keeps the decoder's actions likely; those of its training are not.
 Many actions for one state are rows of one batch, candidate by candidate: row n * B + b is candidate n of state b.
 """
 

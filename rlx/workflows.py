@@ -193,7 +193,8 @@ def load_prior(
     if learner.needs_mc_return:
         dataset = dataset.with_mc_returns(cfg.algo.discount)
     if learner.cfg.normalize_obs:
-        learner.fit_normalizer(torch.from_numpy(np.ascontiguousarray(dataset.obs)))
+        mean, std = dataset.obs_statistics()
+        learner.set_normalizer(torch.from_numpy(mean), torch.from_numpy(std))
     return dataset, DatasetReplay(dataset, spec, cfg.algo.discount, cfg.replay.n_step, int(cfg.seed))
 
 

@@ -60,17 +60,17 @@ MOMENTS = [
 
 
 @pytest.fixture(scope="module", params=list(REGIMES))
-def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
+def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, dict]:
     """Per regime: an undisturbed run, and its folder at every moment."""
     folder = tmp_path_factory.mktemp(request.param)
     with snapshots(*MOMENTS, into=folder) as taken:
         rlx.train(*tiny(request.param), run_dir=folder / "whole")
-    return folder / "whole", taken
+    return request.param, folder / "whole", taken
 
 
 @pytest.mark.parametrize("moment", MOMENTS, ids=lambda m: f"{m[0]}_{m[1]}")
-def test_killed_at_any_moment(killed: tuple[Path, dict], moment: tuple[str, int], tmp_path: Path) -> None:
-    whole, taken = killed
+def test_killed_at_any_moment(killed: tuple[str, Path, dict], moment: tuple[str, int], tmp_path: Path) -> None:
+    _, whole, taken = killed
     shutil.copytree(taken[moment], tmp_path / "run", symlinks=True)
     resumed(tmp_path / "run")
     same_run(tmp_path / "run", whole)
@@ -140,12 +140,10 @@ def test_vectorization_does_not_change_the_numbers(tmp_path: Path) -> None:
 
 def test_the_state_of_early_stopping_survives(tmp_path: Path) -> None:
     """One bad evaluation before the kill and two after it make three, where patience is three."""
-    rules = ("callbacks/early_stopping@callbacks=early_stopping",)
     overrides = tiny(
-        "offline", "+callbacks@_global_=early_stopping", "callbacks.early_stopping.patience=3",
+        "offline", "callbacks=[default,early_stopping]", "callbacks.early_stopping.patience=3",
         "callbacks.early_stopping.min_delta=1e9", "trainer.eval_interval=10", "trainer.checkpoint_interval=20",
     )  # fmt: skip
-    del rules
     middle, whole = pair(tmp_path, ("checkpoint", 3), *overrides)
     assert json.loads((whole / "summary.json").read_text())["stop_reason"] == "early_stopping: no_improvement"
     resumed(middle)
@@ -157,16 +155,13 @@ def test_the_state_of_early_stopping_survives(tmp_path: Path) -> None:
 # -- signals ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("regime", REGIMES)
 @pytest.mark.parametrize(("number", "code", "reason"), [
     (signal.SIGTERM, 143, "terminated"), (signal.SIGINT, 130, "interrupted"),
 ])  # fmt: skip
 def test_a_signal_saves_and_exits(
-    regime: str, number: int, code: int, reason: str, killed: tuple[Path, dict], tmp_path: Path
+    number: int, code: int, reason: str, killed: tuple[str, Path, dict], tmp_path: Path
 ) -> None:
-    whole, _ = killed
-    if whole.parent.name.rstrip("0123456789") != regime:
-        pytest.skip("the reference run is of another regime")
+    regime, whole, _ = killed
     run = tmp_path / "run"
     before = signal.getsignal(number)
     with signalled("episode" if regime == "on_policy" else "update", 2, number):

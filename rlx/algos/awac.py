@@ -76,6 +76,7 @@ class AWAC(Learner):
         self.actor = GaussianPolicy(spec.obs_dim, spec.action_dim, cfg.hidden, log_std_range=(-6.0, 0.0))
         self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.hidden)
         self.target_critic = target_of(self.critic)
+        self.online, self.targets = list(self.critic.parameters()), list(self.target_critic.parameters())
         self.optimizers = {
             "actor": Adam(self.actor.parameters(), cfg.actor_lr),
             "critic": Adam(self.critic.parameters(), cfg.critic_lr),
@@ -91,7 +92,7 @@ class AWAC(Learner):
         self.optimizers["critic"].minimize(loss)
         loss, actor_metrics = self._actor_loss(batch.obs, batch.action)
         self.optimizers["actor"].minimize(loss)
-        polyak(self.target_critic.parameters(), self.critic.parameters(), self.cfg.tau)
+        polyak(self.targets, self.online, self.cfg.tau)
         return metrics | actor_metrics
 
     @compilable

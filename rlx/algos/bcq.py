@@ -3,7 +3,7 @@
 A VAE proposes actions that the data might hold, a small perturbation improves them, the critics choose among them:
 
     candidates  a_n = clip(b_n + phi * xi(s, b_n)),  b_n = decode(s, z_n),  z_n ~ clipped N(0, 1)
-    critic      y = r + discount * (1 - terminated) * max_n (lam * min_i Q_i'(s', a_n) + (1 - lam) * max_i Q_i'(s', a_n)),
+    critic      y = r + discount * (1 - terminated) * max_n soft_i Q_i'(s', a_n),  soft = lam * min + (1 - lam) * max,
                 a_n with the target xi'
     actor       max Q_1(s, a) over xi, for one candidate per state
     policy      the candidate with the largest Q_1
@@ -65,6 +65,7 @@ class BCQ(Learner):
     actions = ("box",)
     regimes = ("offline", "offline_to_online")
     cfg: BCQConfig
+    eval_latents: Tensor  # [eval_candidates, dim(z)]
 
     def __init__(self, cfg: BCQConfig, spec: Spec):
         super().__init__(cfg, spec)
@@ -124,7 +125,8 @@ class BCQ(Learner):
 
     @compilable
     def _vae_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
-        return vae_loss(batch.action, *self.vae(batch.obs, batch.action), self.cfg.kl_weight)
+        reconstruction, mean, log_std = self.vae(batch.obs, batch.action)
+        return vae_loss(batch.action, reconstruction, mean, log_std, self.cfg.kl_weight)
 
     @compilable
     def _critic_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:

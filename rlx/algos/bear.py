@@ -3,15 +3,15 @@
 The policy stays in the support of the data: a VAE models the behaviour policy, and the maximum mean discrepancy (MMD)
 between a few actions of both, before their tanh, is held below `epsilon` by a Lagrange multiplier:
 
-    critic      y = r + discount * (1 - terminated) * max_n (lam * min_i Q_i'(s', a_n) + (1 - lam) * max_i Q_i'(s', a_n)),
+    critic      y = r + discount * (1 - terminated) * max_n soft_i Q_i'(s', a_n),  soft = lam * min + (1 - lam) * max,
                 a_n ~ pi'(s')
     actor       max min_i Q_i(s, a) - multiplier * MMD(pi(s), VAE(s)),  a ~ pi(s); during the warm-up the MMD alone
     multiplier  max multiplier * (MMD - epsilon) over log(multiplier) in [-5, 10]
     policy      among 10 samples the one with the largest Q_1
 
 Deviations: the actor's value is that of one sample, not of all that the MMD uses; the warm-up is 5,000 updates unless a
-tuned pair says otherwise (the authors make 20,000, with a budget of a million). Evaluation draws the noise of its samples
-once, when the learner is made, and keeps it with the weights: the policy is then a function of the observation.
+tuned pair says otherwise (the authors make 20,000 of a million). Evaluation draws the noise of its samples once, when
+the learner is made, and keeps it with the weights: the policy is then a function of the observation.
 """
 
 from __future__ import annotations
@@ -99,6 +99,7 @@ class BEAR(Learner):
     actions = ("box",)
     regimes = ("offline", "offline_to_online")
     cfg: BEARConfig
+    eval_noise: Tensor  # [eval_candidates, 1, dim(A)]
 
     def __init__(self, cfg: BEARConfig, spec: Spec):
         super().__init__(cfg, spec)
@@ -145,7 +146,8 @@ class BEAR(Learner):
 
     @compilable
     def _vae_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
-        return vae_loss(batch.action, *self.vae(batch.obs, batch.action), self.cfg.kl_weight)
+        reconstruction, mean, log_std = self.vae(batch.obs, batch.action)
+        return vae_loss(batch.action, reconstruction, mean, log_std, self.cfg.kl_weight)
 
     @compilable
     def _critic_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
@@ -157,7 +159,7 @@ class BEAR(Learner):
     def _next_value(self, next_obs: Tensor) -> Tensor:
         """First the soft minimum over the critics, then the maximum over the candidates."""
         n = self.cfg.candidates
-        action = torch.tanh(samples(*self.target_actor(next_obs), n)).flatten(0, 1)
+        action = torch.tanh(samples(self.target_actor(next_obs), n)).flatten(0, 1)
         q = self.target_critic(next_obs.repeat(n, 1), action)
         return soft_min(q, self.cfg.lam).view(n, -1).amax(0)
 
@@ -167,7 +169,7 @@ class BEAR(Learner):
         with torch.no_grad():
             rows = obs.repeat(n, 1)
             behaviour = self.vae.decode(rows, self.vae.draw(len(rows))).view(n, len(obs), -1)
-        raw = samples(*self.actor(obs), n)
+        raw = samples(self.actor(obs), n)
         distance = mmd(raw, behaviour, self.cfg.sigma, self.cfg.kernel)
         q = self.critic(obs, torch.tanh(raw[0]), frozen=True).min(0).values if warm else None
         loss, metrics = bear_loss(q, distance, self.log_multiplier.detach().exp())
@@ -181,8 +183,9 @@ class BEAR(Learner):
         return metrics
 
 
-def samples(mean: Tensor, log_std: Tensor, n: int) -> Tensor:
-    """n actions per state before their tanh: [n, B, dim(A)]."""
+def samples(gaussian: tuple[Tensor, Tensor], n: int) -> Tensor:
+    """n actions per state, before their tanh, of the policy's mean and log_std: [n, B, dim(A)]."""
+    mean, log_std = gaussian
     return mean + log_std.exp() * torch.randn(n, *mean.shape, device=mean.device)
 
 

@@ -97,6 +97,7 @@ class CQL(Learner):
         self.actor = GaussianActor(spec.obs_dim, spec.action_dim, cfg.hidden)
         self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.hidden)
         self.target_critic = target_of(self.critic)
+        self.online, self.targets = list(self.critic.parameters()), list(self.target_critic.parameters())
         self.log_alpha = torch.nn.Parameter(torch.tensor(math.log(cfg.alpha)))
         self.target_entropy = -float(spec.action_dim)
         self.optimizers = {
@@ -129,7 +130,7 @@ class CQL(Learner):
 
         loss, found = alpha_loss(self.log_alpha, log_prob, self.target_entropy)
         self.optimizers["alpha"].minimize(loss)
-        polyak(self.target_critic.parameters(), self.critic.parameters(), self.cfg.tau)
+        polyak(self.targets, self.online, self.cfg.tau)
         return metrics | found
 
     @compilable

@@ -3,7 +3,7 @@
     critic       [Q_i(s, a), Q_i(s', a')] = Q_i([s, s'], [a, a']) in one pass over both, a' ~ pi(s')
                  y = r + discount * (1 - terminated) * (min_i Q_i(s', a') - alpha * log pi(a'|s')), without gradient
                  min sum_i (Q_i(s, a) - y)^2 / 2
-    actor        min alpha * log pi(a|s) - min_i Q_i(s, a),  a ~ pi(s), and the temperature: every `policy_delay` updates
+    actor        min alpha * log pi(a|s) - min_i Q_i(s, a),  a ~ pi(s);  every `policy_delay` updates
 
 So the statistics of a batch are those of both actions, which is what lets the target networks go. a' and the Q of the
 actor's loss use the running statistics (see batchrenorm.py). Wide critics, a large learning rate and a small beta1 of
@@ -40,19 +40,25 @@ class CrossQConfig(AlgoConfig):
     learn_alpha: bool = True  # move the temperature towards the target entropy
     target_entropy: float | None = None  # None: -dim(A)
     policy_delay: int = 3  # updates of the critics per update of the actor and the temperature
-    renorm_warmup: int = 100_000  # batches before batch renormalisation; plain batch normalisation until then
+    renorm_warmup: int = 100_000  # updates before batch renormalisation; plain batch normalisation until then
 
 
 class Actor(torch.nn.Module):
     """A tanh-Gaussian policy on a batch-renormalised network."""
 
-    def __init__(self, obs_dim: int, action_dim: int, hidden: list[int], warmup: int):
+    def __init__(self, obs_dim: int, action_dim: int, hidden: list[int]):
         super().__init__()
-        self.net = RenormMLP([obs_dim, *hidden, 2 * action_dim], ensemble=1, warmup=warmup)
+        self.net = RenormMLP([obs_dim, *hidden, 2 * action_dim], ensemble=1)
 
-    def sample(self, obs: Tensor, learn: bool = False) -> tuple[Tensor, Tensor]:
-        """A reparametrised action and its log-probability [B]; by the statistics of the batch to `learn`."""
-        head = (self.net.learn(obs) if learn else self.net(obs)).squeeze(0)
+    def sample(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """An action and its log-probability [B], by the running statistics."""
+        return self._squash(self.net(obs).squeeze(0))
+
+    def learn(self, obs: Tensor, renorm: bool) -> tuple[Tensor, Tensor]:
+        """The same by the statistics of the batch, reparametrised."""
+        return self._squash(self.net.learn(obs, renorm).squeeze(0))
+
+    def _squash(self, head: Tensor) -> tuple[Tensor, Tensor]:
         noise = torch.randn_like(head.chunk(2, -1)[0])
         if head.requires_grad and not torch.compiler.is_compiling():
             return SquashedSample.apply(head, noise)
@@ -72,12 +78,14 @@ class CrossQ(Learner):
     def __init__(self, cfg: CrossQConfig, spec: Spec):
         super().__init__(cfg, spec)
         require(cfg.alpha > 0.0, f"algo.alpha is {cfg.alpha}; a temperature is positive, for example algo.alpha=0.2.")
-        require(0.0 <= cfg.beta1 < 1.0, f"algo.beta1 is {cfg.beta1}; it has to be in [0, 1), for example algo.beta1=0.5.")
+        require(
+            0.0 <= cfg.beta1 < 1.0, f"algo.beta1 is {cfg.beta1}; it has to be in [0, 1), for example algo.beta1=0.5."
+        )
         require(cfg.policy_delay >= 1, f"algo.policy_delay is {cfg.policy_delay}; use 1 or more, as 3.")
         require(cfg.renorm_warmup >= 0, f"algo.renorm_warmup is {cfg.renorm_warmup}; use 0 or more, as 100000.")
         require(cfg.batch_size >= 2, f"algo.batch_size is {cfg.batch_size}; statistics of a batch need 2 or more.")
-        self.actor = Actor(spec.obs_dim, spec.action_dim, cfg.hidden, cfg.renorm_warmup)
-        self.critic = RenormMLP([spec.obs_dim + spec.action_dim, *cfg.critic_hidden, 1], 2, cfg.renorm_warmup)
+        self.actor = Actor(spec.obs_dim, spec.action_dim, cfg.hidden)
+        self.critic = RenormMLP([spec.obs_dim + spec.action_dim, *cfg.critic_hidden, 1], ensemble=2)
         self.log_alpha = torch.nn.Parameter(torch.tensor(math.log(cfg.alpha)))
         self.target_entropy = -float(spec.action_dim) if cfg.target_entropy is None else cfg.target_entropy
         betas = (cfg.beta1, 0.999)
@@ -90,16 +98,17 @@ class CrossQ(Learner):
     def act(self, obs: Tensor, explore: bool) -> Tensor:
         return self.actor.act(self.normalize(obs), explore)
 
-    def update(self, batch: Batch) -> Metrics:
+    def update(self, batch: Batch) -> Metrics:  # type: ignore[override]
         self.updates += 1
         batch = self.normalized(batch)
         alpha = self.log_alpha.detach().exp()
+        renorm = self.updates > self.cfg.renorm_warmup
 
-        loss, metrics = self._critic_loss(batch, alpha)
+        loss, metrics = self._critic_loss(batch, alpha, renorm)
         self.optimizers["critic"].minimize(loss)
 
         if self.due(self.cfg.policy_delay):
-            loss, log_prob, actor_metrics = self._actor_loss(batch.obs, alpha)
+            loss, log_prob, actor_metrics = self._actor_loss(batch.obs, alpha, renorm)
             self.optimizers["actor"].minimize(loss)
             loss, alpha_metrics = alpha_loss(self.log_alpha, log_prob, self.target_entropy)
             if self.cfg.learn_alpha:
@@ -108,18 +117,18 @@ class CrossQ(Learner):
         return metrics
 
     @compilable
-    def _critic_loss(self, batch: Batch, alpha: Tensor) -> tuple[Tensor, Metrics]:
+    def _critic_loss(self, batch: Batch, alpha: Tensor, renorm: bool) -> tuple[Tensor, Metrics]:
         with torch.no_grad():
             next_action, next_log_prob = self.actor.sample(batch.next_obs)
             now = torch.cat([batch.obs, batch.action], -1)
             both = torch.cat([now, torch.cat([batch.next_obs, next_action], -1)])
-        q, next_q = self.critic.learn(both).squeeze(-1).chunk(2, 1)  # [2, B] each
+        q, next_q = self.critic.learn(both, renorm).squeeze(-1).chunk(2, 1)  # [2, B] each
         next_value = next_q.detach().amin(0) - alpha * next_log_prob
         return critic_loss(q, td_target(batch.reward, batch.discount, batch.terminated, next_value))
 
     @compilable
-    def _actor_loss(self, obs: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor, Metrics]:
-        action, log_prob = self.actor.sample(obs, learn=True)
+    def _actor_loss(self, obs: Tensor, alpha: Tensor, renorm: bool) -> tuple[Tensor, Tensor, Metrics]:
+        action, log_prob = self.actor.learn(obs, renorm)
         q = self.critic(torch.cat([obs, action], -1)).squeeze(-1).min(0).values
         loss, metrics = actor_loss(q, log_prob, alpha)
         return loss, log_prob.detach(), metrics

@@ -6,8 +6,8 @@
     dueling  Q(s, a) = V(s) + A(s, a) - mean_a A(s, a)
 
 Q' is a copy of Q, renewed every `target_interval` updates. n-step returns and importance weights come with the batch.
-Epsilon falls from `epsilon` to `epsilon_end` while the policy takes `epsilon_steps` env steps (the random ones before it
-learns do not count); `epsilon_steps=0` keeps it at `epsilon`, which `schedule.targets.epsilon` can then move.
+Epsilon falls from `epsilon` to `epsilon_end` while the policy takes `epsilon_steps` env steps (the random ones before
+do not count); `epsilon_steps=0` keeps it at `epsilon`, which `schedule.targets.epsilon` can then move.
 Deviation: the dueling heads are linear in the features of one shared network.
 """
 
@@ -124,7 +124,7 @@ class DQN(Learner):
         self.explored += len(obs)
         return torch.where(at_random, torch.randint_like(action, self.spec.action_dim), action)
 
-    def update(self, batch: Batch) -> Metrics:
+    def update(self, batch: Batch) -> Metrics:  # type: ignore[override]
         self.updates += 1
         batch = self.normalized(batch)
         self.td_error, metrics = self._differentiate(batch)

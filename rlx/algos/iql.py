@@ -86,6 +86,7 @@ class IQL(Learner):
         self.actor = GaussianPolicy(spec.obs_dim, spec.action_dim, cfg.hidden, dropout=cfg.dropout)
         self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.hidden)
         self.target_critic = target_of(self.critic)
+        self.online, self.targets = list(self.critic.parameters()), list(self.target_critic.parameters())
         self.value = MLP([spec.obs_dim, *cfg.hidden, 1])
         self.optimizers = {
             "value": Adam(self.value.parameters(), cfg.value_lr),
@@ -114,7 +115,7 @@ class IQL(Learner):
 
         loss, critic_metrics = self._critic_loss(batch, next_value)
         self.optimizers["critic"].minimize(loss)
-        polyak(self.target_critic.parameters(), self.critic.parameters(), self.cfg.tau)
+        polyak(self.targets, self.online, self.cfg.tau)
         return metrics | actor_metrics | critic_metrics
 
     @compilable

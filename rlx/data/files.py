@@ -111,7 +111,7 @@ class NpzArrays:
             file.seek(start)
             checksum = zlib.crc32(file.read(offset - start))
             array = np.fromfile(file, dtype, math.prod(shape))
-            if zlib.crc32(array.view(np.uint8), checksum) != member.CRC:
+            if zlib.crc32(array.view(np.uint8).data, checksum) != member.CRC:
                 raise ValueError(f"wrong checksum of '{key}'")
             return array.reshape(shape, order="F" if fortran else "C")
 

@@ -150,5 +150,6 @@ class PrioritizedReplay(Replay):
         return {"priority": torch.from_numpy(self._tree[stream % self.capacity])}
 
     def load_tensors(self, saved: dict[str, Tensor]) -> None:
-        stream = np.arange(self.total - len(self), self.total)
-        self._tree.fill(stream % self.capacity, saved["priority"].numpy()[len(saved["priority"]) - len(self) :])
+        priority = saved["priority"].numpy()[-self.capacity :]  # the capacity may have changed since
+        stream = np.arange(self.total - len(priority), self.total)
+        self._tree.fill(stream % self.capacity, priority)

@@ -214,7 +214,8 @@ def read_run(path: str) -> TransitionDataset:
     folder = Path(path).expanduser()
     if not (folder / "checkpoints").is_dir():
         raise UserError(f"{folder}: is not the folder of a run: expected one that holds checkpoints.")
-    dataset = TransitionDataset.from_dict(read_replay(folder), source=str(folder))
+    arrays, env_id = read_replay(folder)
+    dataset = TransitionDataset.from_dict(arrays, source=str(folder), env_id=env_id)
     dataset.scaled = dataset.action.dtype.kind == "f"  # a replay holds actions as learners see them
     dataset.notes += ("rewards are as the learner of that run saw them, after its reward transform",)
     return dataset

@@ -104,8 +104,16 @@ def test_exploration_reads_the_config_at_use() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"tau": 0.0}, {"tau": 1.1}, {"policy_delay": 0}, {"target_noise": -0.1}, {"target_noise_clip": -0.1}]
-    + [{"exploration_noise": -0.1}, {"actor_lr": 0.0}, {"critic_lr": 0.0}],
+    [
+        {"tau": 0.0},
+        {"tau": 1.1},
+        {"policy_delay": 0},
+        {"target_noise": -0.1},
+        {"target_noise_clip": -0.1},
+        {"exploration_noise": -0.1},
+        {"actor_lr": 0.0},
+        {"critic_lr": 0.0},
+    ],
 )
 def test_impossible_settings_are_refused(options: dict[str, float]) -> None:
     with pytest.raises(UserError):

@@ -172,8 +172,16 @@ def test_dropped_quantiles_on_mujoco(env: str, dropped: int) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"dropped": 5}, {"dropped": -1}, {"quantiles": 0, "dropped": 0}, {"critics": 0}, {"tau": 0.0}, {"alpha": 0.0}]
-    + [{"actor_lr": 0.0}, {"alpha_lr": -1.0}],
+    [
+        {"dropped": 5},
+        {"dropped": -1},
+        {"quantiles": 0, "dropped": 0},
+        {"critics": 0},
+        {"tau": 0.0},
+        {"alpha": 0.0},
+        {"actor_lr": 0.0},
+        {"alpha_lr": -1.0},
+    ],
 )
 def test_impossible_settings_are_refused(options: dict[str, float]) -> None:
     with pytest.raises(UserError):

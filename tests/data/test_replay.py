@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -244,5 +245,5 @@ def test_the_layout_has_no_gaps() -> None:
         layout = Layout(spec, mc_return=True)
         edges = sorted((s.start, s.stop) for s in layout.slices.values() if s.start != s.stop)
         assert edges[0][0] == 0
-        assert all(a[1] == b[0] for a, b in zip(edges, edges[1:], strict=False))
+        assert all(a[1] == b[0] for a, b in itertools.pairwise(edges))
         assert edges[-1][1] == layout.width

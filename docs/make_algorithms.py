@@ -1,0 +1,63 @@
+"""Writes docs/algorithms.md from the code: what each algorithm is, what it fits, what can be set.
+
+    python docs/make_algorithms.py
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+from rlx.config import learners, schemas
+from rlx.learner import AlgoConfig
+from rlx.listing import describe
+
+HEAD = """# Algorithms
+
+Made from the code by `python docs/make_algorithms.py`. Fields that every algorithm has: `discount`, `batch_size`, `hidden`,
+`normalize_obs`, `compile`. An algorithm's first regime is the one that `algo=` selects; the others are one override away
+(`trainer=offline_to_online`).
+
+| choice | actions | regimes |
+|---|---|---|
+"""
+
+
+def comments(cls: type) -> dict[str, str]:
+    """The comment behind each field of a config dataclass."""
+    found = {}
+    for line in inspect.getsource(cls).splitlines():
+        code, _, comment = line.partition("  # ")
+        name = code.strip().partition(":")[0]
+        if ":" in code and comment:
+            found[name] = comment.strip()
+    return found
+
+
+def page() -> str:
+    lines = [HEAD]
+    texts = dict(describe("algo"))
+    for name, cls in sorted(learners().items()):
+        lines.append(f"| [`algo={name}`](#{name}) | {', '.join(cls.actions)} | {', '.join(cls.regimes)} |\n")
+    lines.append("\n`algo=her` is SAC with `replay=hindsight`, which goes on top of every off-policy learner for box actions.\n")
+    common = {f.name for f in fields(AlgoConfig)}
+    for name, cls in sorted(learners().items()):
+        config = schemas()[f"algo/{name}"]
+        module = sys.modules[cls.__module__]
+        doc = ast.get_docstring(ast.parse(Path(module.__file__ or "").read_text())) or ""
+        lines.append(f"\n## {name}\n\n{texts[name]}\n\n```text\n{doc}\n```\n\n")
+        notes = comments(config)
+        own = [f for f in fields(config) if f.name not in common]
+        default = config()
+        if own:
+            lines.append("| field | default | |\n|---|---|---|\n")
+        for f in own:
+            lines.append(f"| `algo.{f.name}` | `{getattr(default, f.name)}` | {notes.get(f.name, '')} |\n")
+    return "".join(lines)
+
+
+if __name__ == "__main__":
+    (Path(__file__).parent / "algorithms.md").write_text(page())

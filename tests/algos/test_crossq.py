@@ -1,0 +1,212 @@
+"""CrossQ: batch renormalisation against its definition, one pass over both actions, a bandit with a known optimum."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rlx.algos.crossq import CrossQ, CrossQConfig
+from rlx.batchrenorm import D_MAX, EPS, MOMENTUM, R_MAX, RenormMLP, learn, moments
+from rlx.errors import UserError
+from rlx.types import Batch, Spec
+
+SPEC = Spec("bandit", (2,), "float32", "box", (1,), (-1.0,), (1.0,))
+
+
+def bandit(n: int = 64, best: float = 0.5) -> Batch:
+    """Episodes of one step; the reward is largest at the action `best`."""
+    action = torch.rand(n, 1) * 2.0 - 1.0
+    reward = -4.0 * (action[:, 0] - best).square()
+    return Batch(torch.randn(n, 2), action, reward, torch.randn(n, 2), torch.ones(n), torch.full((n,), 0.99))
+
+
+def make(**options: object) -> CrossQ:
+    torch.manual_seed(0)
+    return CrossQ(CrossQConfig(**{"hidden": [16, 16], "critic_hidden": [32, 32], **options}), SPEC)
+
+
+def network() -> RenormMLP:
+    """Two networks in double precision, with all parameters and statistics away from where they start."""
+    torch.manual_seed(0)
+    net = RenormMLP([3, 8, 7, 2], ensemble=2).double()
+    with torch.no_grad():
+        for p in (*net.gains, *net.shifts):
+            p.normal_()
+        for layer in net.layers():
+            layer.mean.normal_(0.0, 0.3)
+            layer.var.uniform_(0.05, 3.0)
+    return net
+
+
+def reference(net: RenormMLP, x: Tensor, member: int, learning: bool, renorm: bool) -> Tensor:
+    """One member, as the paper writes it."""
+    for i, layer in enumerate(net.layers()):
+        weight, bias, gain, shift, mean, var = (p[member] for p in layer)
+        std = (var + EPS).sqrt()
+        if learning:
+            batch_std = (x.var(0, unbiased=False) + EPS).sqrt()
+            r = (batch_std / std).clamp(1 / R_MAX, R_MAX).detach() if renorm else 1.0
+            d = ((x.mean(0) - mean) / std).clamp(-D_MAX, D_MAX).detach() if renorm else 0.0
+            x = (x - x.mean(0)) / batch_std * r + d
+        else:
+            x = (x - mean) / std
+        x = (x * gain + shift) @ weight + bias
+        if i < len(net.weights) - 1:
+            x = F.relu(x)
+    return x
+
+
+def test_moments_by_hand() -> None:
+    mean, var = moments(torch.tensor([[[1.0, 5.0], [3.0, 5.0]]]))
+    assert mean.tolist() == [[[2.0, 5.0]]]
+    assert var.tolist() == [[[1.0, 0.0]]]
+
+
+def test_in_use_it_normalises_by_the_running_statistics() -> None:
+    net, x = network(), torch.randn(5, 3).double()
+    for member in (0, 1):
+        torch.testing.assert_close(net(x)[member], reference(net, x, member, learning=False, renorm=False))
+
+
+def test_in_use_gradients_reach_the_input_only() -> None:
+    net, x = network(), torch.randn(5, 3).double().requires_grad_()
+    y = torch.stack([reference(net, x, member, learning=False, renorm=False) for member in (0, 1)])
+    expected = torch.autograd.grad(y.square().sum(), x)[0]
+    out = net(x).square().sum()
+    torch.testing.assert_close(torch.autograd.grad(out, x, retain_graph=True)[0], expected)
+    assert torch.autograd.grad(out, list(net.parameters()), allow_unused=True) == (None,) * 12
+
+
+@pytest.mark.parametrize("renorm", [False, True])
+def test_learning_has_the_output_and_the_gradients_of_the_definition(renorm: bool) -> None:
+    net, x = network(), 2.0 * torch.randn(16, 3).double() + 1.0
+    parameters = list(net.parameters())
+    y = torch.stack([reference(net, x, member, learning=True, renorm=renorm) for member in (0, 1)])
+    expected = torch.autograd.grad(y[:, :8].square().sum(), parameters)  # the second half only through the statistics
+    plain, _ = learn(x.expand(2, 16, 3), net.layers(), renorm)
+    plain_grads = torch.autograd.grad(plain[:, :8].square().sum(), parameters)
+    found = net.learn(x, renorm)
+    grads = torch.autograd.grad(found[:, :8].square().sum(), parameters)
+    torch.testing.assert_close((found, plain), (y, y))
+    torch.testing.assert_close(grads, expected)
+    torch.testing.assert_close(plain_grads, expected)
+
+
+def test_learning_moves_the_running_statistics() -> None:
+    net = RenormMLP([1, 2, 1], ensemble=1)
+    net.learn(torch.tensor([[1.0], [5.0]]), renorm=False)
+    layer = net.layers()[0]
+    assert layer.mean.item() == pytest.approx(MOMENTUM * 3.0)
+    assert layer.var.item() == pytest.approx(1.0 + MOMENTUM * (4.0 - 1.0))
+    before = layer.mean.clone()
+    net(torch.randn(8, 1))
+    assert torch.equal(layer.mean, before)
+
+
+def test_running_statistics_are_part_of_the_checkpoint() -> None:
+    learner = make()
+    for _ in range(3):
+        learner.update(bandit())
+    other = make()
+    other.load_tensors({name: tensor.clone() for name, tensor in learner.tensors().items()})
+    assert torch.equal(other.critic.mean_1, learner.critic.mean_1)
+    obs = torch.randn(3, 2)
+    assert torch.equal(other.act(obs, explore=False), learner.act(obs, explore=False))
+
+
+def test_the_statistics_of_the_critic_are_those_of_both_actions() -> None:
+    learner, batch = make(), bandit()
+    torch.manual_seed(1)
+    next_action, _ = learner.actor.sample(batch.next_obs)
+    both = torch.cat([torch.cat([batch.obs, batch.action], -1), torch.cat([batch.next_obs, next_action], -1)])
+    torch.manual_seed(1)
+    learner.update(batch)
+    torch.testing.assert_close(learner.critic.mean_0[0, 0], MOMENTUM * both.mean(0))
+
+
+def test_the_target_is_the_smaller_next_value_of_the_same_pass() -> None:
+    learner = make(alpha=0.5)
+    with torch.no_grad():
+        learner.critic.weights[-1].zero_()
+        learner.critic.biases[-1].copy_(torch.tensor([3.0, 2.0]).view(2, 1, 1))
+    batch = bandit()._replace(terminated=torch.zeros(64), reward=torch.ones(64), discount=torch.full((64,), 0.25))
+    torch.manual_seed(1)
+    log_prob = learner.actor.sample(batch.next_obs)[1].mean().item()
+    torch.manual_seed(1)
+    expected = 1.0 + 0.25 * (2.0 - 0.5 * log_prob)
+    assert learner.update(batch)["q/target"].item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_terminated_states_do_not_bootstrap() -> None:
+    batch = bandit()
+    assert make().update(batch)["q/target"].item() == pytest.approx(batch.reward.mean().item(), rel=1e-6)
+
+
+def test_the_actor_waits_for_the_critics() -> None:
+    learner = make(policy_delay=3)
+    before = learner.actor.net.weights[0].clone(), learner.actor.net.mean_1.clone()
+    critic = {"loss/critic", "q/mean", "q/target"}
+    assert set(learner.update(bandit())) == set(learner.update(bandit())) == critic
+    assert torch.equal(learner.actor.net.weights[0], before[0])
+    assert torch.equal(learner.actor.net.mean_1, before[1])
+    metrics = learner.update(bandit())
+    assert set(metrics) == critic | {"loss/actor", "policy/entropy", "loss/alpha", "policy/alpha"}
+    assert all(v.dim() == 0 and not v.requires_grad for v in metrics.values())
+    assert not torch.equal(learner.actor.net.weights[0], before[0])
+    assert not torch.equal(learner.actor.net.mean_1, before[1])
+
+
+def test_the_loss_of_the_actor_leaves_the_critic_alone() -> None:
+    learner = make()
+    before = {k: v.clone() for k, v in learner.critic.state_dict().items()}
+    loss, _, _ = learner._actor_loss(bandit().obs, torch.tensor(1.0), False)
+    learner.optimizers["actor"].minimize(loss)
+    assert all(torch.equal(v, before[k]) for k, v in learner.critic.state_dict().items())
+
+
+def test_renormalisation_starts_after_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner, seen = make(renorm_warmup=2, policy_delay=1), []
+    inner = RenormMLP.learn
+
+    def spy(self: RenormMLP, x: Tensor, renorm: bool) -> Tensor:
+        seen.append(renorm)
+        return inner(self, x, renorm)
+
+    monkeypatch.setattr(RenormMLP, "learn", spy)
+    for _ in range(4):
+        learner.update(bandit())
+    assert seen == [False] * 4 + [True] * 4  # critic and actor of each update
+
+
+def test_acting_uses_the_running_statistics() -> None:
+    learner = make()
+    obs = torch.randn(3, 2)
+    torch.testing.assert_close(learner.act(obs, explore=False)[:1], learner.act(obs[:1], explore=False))
+    assert not torch.equal(learner.act(obs, explore=True), learner.act(obs, explore=True))
+
+
+def test_a_fixed_temperature_stays() -> None:
+    learner = make(alpha=0.2, learn_alpha=False, policy_delay=1)
+    learner.update(bandit())
+    assert learner.log_alpha.item() == pytest.approx(math.log(0.2))
+
+
+@pytest.mark.parametrize(
+    "options", [{"alpha": 0.0}, {"beta1": 1.0}, {"policy_delay": 0}, {"renorm_warmup": -1}, {"batch_size": 1}]
+)
+def test_impossible_settings_are_refused(options: dict[str, float]) -> None:
+    with pytest.raises(UserError):
+        make(**options)
+
+
+def test_learns_a_bandit() -> None:
+    learner = make(alpha=0.01, learn_alpha=False, renorm_warmup=300)
+    for _ in range(900):
+        learner.update(bandit())
+    actions = learner.act(torch.randn(64, 2), explore=False)
+    assert actions.mean().item() == pytest.approx(0.5, abs=0.15)
+    assert actions.std().item() < 0.2

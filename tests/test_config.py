@@ -1,0 +1,249 @@
+"""The config tree: schemas, what composes, what is explained, what is trusted."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+from rlx.callbacks.progress import Progress
+from rlx.config import (
+    GROUPS,
+    check_regime,
+    compose_config,
+    instantiate,
+    learners,
+    load_config,
+    schemas,
+    trusted,
+    validate,
+)
+from rlx.config_errors import choices
+from rlx.errors import UserError, nearest
+from rlx.paths import conf_dir
+from rlx.rewards import RewardConfig, RewardTransform
+
+FILES = sorted(p for p in conf_dir().rglob("*.yaml") if p.parent.name in GROUPS)
+
+
+def saved(*overrides: str) -> str:
+    return OmegaConf.to_yaml(compose_config(overrides), resolve=False)
+
+
+# -- the tree --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_schema_can_be_made_and_names_a_real_target(group: str) -> None:
+    mine = {name: cls for name, cls in schemas().items() if name.startswith(f"{group}/")}
+    assert mine
+    for cls in mine.values():
+        module, _, name = cls()._target_.rpartition(".")
+        assert module.startswith("rlx.")
+        assert hasattr(__import__(module, fromlist=[name]), name)
+        assert next(f.name for f in dataclasses.fields(cls)) == "_target_"
+        OmegaConf.structured(cls)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: f"{p.parent.name}-{p.stem}")
+def test_every_choice_names_a_schema_or_composes_others(path: Path) -> None:
+    """And its first words, for `rlx list`, are a comment."""
+    text = path.read_text()
+    assert text.startswith("#")
+    content = yaml.safe_load(text) or {}
+    for entry in content.get("defaults", []):
+        name = entry if isinstance(entry, str) else ""
+        if name.startswith("/schema/"):
+            assert name.removeprefix("/schema/").partition("@")[0] in schemas()
+
+
+def test_an_algorithm_has_a_file_and_a_file_has_an_algorithm() -> None:
+    known = {cls()._target_ for name, cls in schemas().items() if name.startswith("algo/")}
+    targets = {compose_config([f"algo={name}"]).algo._target_ for name in choices("algo")}
+    assert targets == known
+
+
+@pytest.mark.parametrize("name", [p.stem for p in sorted((conf_dir() / "experiment").glob("*.yaml"))])
+def test_every_experiment_composes(name: str) -> None:
+    cfg = compose_config([f"experiment={name}"])
+    validate(cfg)
+    check_regime(cfg)
+
+
+@pytest.mark.parametrize("name", [p.stem for p in sorted((conf_dir() / "algo_env").glob("*.yaml"))])
+def test_every_tuned_pair_belongs_to_a_pair(name: str) -> None:
+    pairs = {f"{a}_{e}": (a, e) for a in choices("algo") for e in choices("env")}
+    assert name in pairs
+    algo, env = pairs[name]
+    given = yaml.safe_load((conf_dir() / "algo_env" / f"{name}.yaml").read_text())
+    cfg = compose_config([f"algo={algo}", f"env={env}"])
+    for key, values in given.items():
+        for inner, value in values.items() if isinstance(values, dict) else ():
+            if not isinstance(value, dict):
+                assert str(cfg[key][inner]) == str(value) or cfg[key][inner] == pytest.approx(float(value))
+
+
+def test_the_command_line_beats_a_tuned_pair() -> None:
+    assert compose_config(["algo=rlpd", "env=pendulum", "dataset=minari"]).algo.hidden == [64, 64]
+    assert compose_config(["algo=rlpd", "env=pendulum", "dataset=minari", "algo.hidden=[8]"]).algo.hidden == [8]
+
+
+def test_null_takes_a_group_away() -> None:
+    assert compose_config(["dataset=npz", "dataset.path=x"]).dataset is not None
+    assert compose_config(["dataset=null"]).dataset is None
+    assert compose_config(["algo=rlpd", "dataset=minari", "algo_env=null"]).algo.hidden == [256, 256]
+    for group in ("algo", "env", "trainer", "reward", "schedule", "replay"):
+        for word in (f"{group}=null", f"~{group}"):
+            with pytest.raises(UserError, match=f"needs {group}="):
+                compose_config([word])
+
+
+# -- explanations ----------------------------------------------------------------------------------------------------
+
+EXPLAINED = {
+    "algo=sacc": ("algo=sacc", "did you mean algo=sac?"),
+    "algo.lrr=1": ("algo.lrr", "SACConfig"),
+    "algo.actor_lrs=1": ("did you mean algo.actor_lr?",),
+    "trainer.max_env_step=1": ("did you mean trainer.max_env_steps?",),
+    "trainer.max_env_steps=soon": ("trainer.max_env_steps=soon", "an integer", "TrainerConfig"),
+    "algo.tau=small": ("algo.tau=small", "a number"),
+    "algo.compile=maybe": ("true or false",),
+    "sead=1": ("sead", "seed"),
+    "schedule=linearr": ("schedule=linear",),
+    "algos=sac": ("did you mean algo=",),
+    "schedule.kind=zigzag": ("zigzag", "cosine"),
+}
+
+
+@pytest.mark.parametrize("override", EXPLAINED)
+def test_a_wrong_override_is_explained(override: str) -> None:
+    with pytest.raises(UserError) as error:
+        compose_config([override])
+    text = str(error.value)
+    assert "\n" not in text
+    for word in EXPLAINED[override]:
+        assert word in text
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["algo=ppo", "dataset=minari"], ("on-policy", "algo=sac")),
+        (["algo=td3_bc"], ("dataset=minari",)),
+        (["algo=ppo", "trainer=offline", "dataset=minari"], ("trainer=on_policy", "algo=td3_bc")),
+        (["algo=sac", "trainer=on_policy"], ("trainer=off_policy", "algo=ppo")),
+        (["algo=rlpd"], ("dataset=",)),
+        (["trainer.max_env_steps=null"], ("no budget", "trainer.max_seconds")),
+        (["trainer.max_updates=-3"], ("max_updates=-3",)),
+    ],
+)
+def test_what_does_not_fit_together_names_what_would(overrides: list[str], words: tuple[str, ...]) -> None:
+    with pytest.raises(UserError) as error:
+        check_regime(compose_config(overrides))
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_regimes_of_every_algorithm_are_the_ones_that_pass() -> None:
+    data = {"offline": ["dataset=random"], "offline_to_online": ["dataset=random"]}
+    for name, cls in learners().items():
+        for regime in cls.regimes:
+            check_regime(compose_config([f"algo={name}", f"trainer={regime}", *data.get(regime, [])]))
+
+
+# -- instantiation and trust -----------------------------------------------------------------------------------------
+
+
+def test_a_node_becomes_its_class_with_its_dataclass() -> None:
+    found = instantiate(compose_config(["reward=scale", "reward.scale=0.1"]).reward)
+    assert isinstance(found, RewardTransform)
+    assert isinstance(found.cfg, RewardConfig)
+    assert found.cfg.scale == 0.1
+
+
+def test_only_rlx_and_what_the_user_trusts_is_made() -> None:
+    node = OmegaConf.create({"_target_": "collections.Counter", "a": 3})
+    with pytest.raises(UserError, match=r"trust=\[collections\]"):
+        instantiate(node)
+    assert instantiate(node, trust=["collections"]) == {"a": 3}
+    for target in ("", "rlx.nonsense.Thing", "rlx.config.Nonsense", "nodots"):
+        with pytest.raises(UserError):
+            instantiate(OmegaConf.create({"_target_": target}), trust=["nodots"])
+
+
+@pytest.mark.parametrize(
+    ("target", "trust", "allowed"),
+    [
+        ("rlx.algos.sac.SAC", (), True),
+        ("rlxx.evil", (), False),
+        ("rlx_evil.Thing", (), False),
+        ("os.system", (), False),
+        ("mine.Thing", ("mine",), True),
+        ("mine_too.Thing", ("mine",), False),
+    ],
+)
+def test_trust_goes_by_whole_names(target: str, trust: tuple[str, ...], allowed: bool) -> None:
+    assert trusted(target, trust) is allowed
+
+
+# -- configs from files ----------------------------------------------------------------------------------------------
+
+
+def test_a_saved_config_comes_back_with_its_types() -> None:
+    overrides = ("algo=rlpd", "dataset=minari", "schedule=cosine", "reward=clip_1")
+    before, after = compose_config(overrides), load_config(saved(*overrides))
+    assert OmegaConf.to_yaml(after, resolve=False) == OmegaConf.to_yaml(before, resolve=False)
+    for group in ("algo", "env", "dataset", "reward", "schedule", "trainer", "replay"):
+        assert OmegaConf.get_type(after[group]) is OmegaConf.get_type(before[group]), group
+    for name, node in before.callbacks.items():
+        assert OmegaConf.get_type(after.callbacks[name]) is OmegaConf.get_type(node)
+
+
+def test_values_of_a_saved_config_can_be_overridden() -> None:
+    cfg = load_config(
+        saved("algo=rlpd", "dataset=minari"), ["trainer.gradient_updates_per_step=7", "~callbacks.progress"]
+    )
+    assert cfg.algo.policy_delay == 7  # interpolations live on
+    assert "progress" not in cfg.callbacks
+
+
+@pytest.mark.parametrize(
+    ("override", "word"),
+    [
+        ("algo=td3", "selects another algo"),
+        ("algo.nonsense=1", "nonsense"),
+        ("trainer.max_env_steps=x", "max_env_steps"),
+        ("~callbacks.nonsense", "nonsense"),
+        ("~nonsense.deep", "nonsense"),
+        ("nonsense=1", "nonsense"),
+        ("trainer.max_env_steps=1,2", "max_env_steps"),
+        ("=3", ""),
+    ],
+)
+def test_wrong_overrides_of_a_saved_config(override: str, word: str) -> None:
+    with pytest.raises(UserError, match=word):
+        load_config(saved(), [override])
+
+
+def test_whom_a_file_trusts_does_not_count() -> None:
+    values = yaml.safe_load(saved())
+    values["trust"] = ["collections"]
+    values["callbacks"]["own"] = {"_target_": "collections.Counter"}
+    with pytest.raises(UserError, match=r"collections\.Counter"):
+        load_config(yaml.safe_dump(values))
+    cfg = load_config(yaml.safe_dump(values), trust=["collections"])
+    assert cfg.trust == ["collections"]
+
+
+def test_the_user_still_sees_progress() -> None:
+    assert isinstance(instantiate(compose_config([]).callbacks.progress), Progress)
+
+
+def test_nearest_words() -> None:
+    words: Any = ["pendulum", "cartpole"]
+    assert nearest("pendulun", words) == "pendulum"
+    assert nearest("zzz", words) is None

@@ -1,0 +1,128 @@
+"""The verbs as Python functions."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from helpers import resumed, same_run, tiny
+
+import rlx
+from rlx.errors import UserError
+from rlx.workflows import Result, choose_device, default_run_dir, set_threads
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return rlx.train(*tiny("off_policy"), run_dir=tmp_path_factory.mktemp("w") / "run", seed=5)
+
+
+def test_a_result_has_everything(result: Result) -> None:
+    assert result.summary["seed"] == 5
+    assert (result.run_dir / "summary.json").is_file()
+    assert result.learner.updates == result.summary["updates"] == 160
+
+
+def test_a_policy_speaks_the_units_of_the_env(result: Result) -> None:
+    """[-1, 1] inside, [-2, 2] outside; one observation or many."""
+    env = gym.make("Pendulum-v1")
+    obs, _ = env.reset(seed=0)
+    for policy in (result.policy, rlx.load(result.run_dir / "checkpoints" / "last")):
+        action = policy.act(obs)
+        assert env.action_space.contains(action)
+        inside = result.learner.act(torch.from_numpy(obs)[None], explore=False)[0].numpy()
+        np.testing.assert_allclose(action, 2.0 * inside, rtol=1e-6)
+        assert policy.act(np.stack([obs, obs, obs])).shape == (3, 1)
+        with pytest.raises(UserError, match="shape"):
+            policy.act(np.zeros(4))
+
+
+def test_a_policy_explores_when_asked(result: Result) -> None:
+    policy = rlx.load(result.run_dir)
+    draws = {float(policy.act(np.zeros(3), deterministic=False)[0]) for _ in range(5)}
+    assert len(draws) == 5
+
+
+def test_evaluation_agrees_with_a_plain_loop(result: Result) -> None:
+    """Our own evaluation against twenty lines of Gymnasium, episode by episode."""
+    found = rlx.evaluate(result.run_dir, episodes=3, seed=9)
+    policy = rlx.load(result.run_dir)
+    env = gym.make("Pendulum-v1", max_episode_steps=30)
+    for k, seed in enumerate(np.random.SeedSequence(9).generate_state(3)):
+        obs, _ = env.reset(seed=int(seed))
+        total, over = 0.0, False
+        while not over:
+            obs, reward, terminated, truncated, _ = env.step(policy.act(obs))
+            total, over = total + float(reward), terminated or truncated
+        assert found["returns"][k] == pytest.approx(total, rel=1e-4)
+
+
+def test_evaluation_leaves_the_random_state_alone(result: Result) -> None:
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    rlx.evaluate(result.run_dir, episodes=1)
+    learner_made = torch.get_rng_state()  # building a network draws from it
+    torch.manual_seed(0)
+    rlx.load(result.run_dir)
+    assert torch.equal(torch.get_rng_state(), learner_made)
+    assert not torch.equal(before, learner_made)
+
+
+def test_two_runs_at_once_have_two_folders() -> None:
+    from rlx.config import compose_config
+
+    cfg = compose_config(["env=point_goal"])
+    folders = {default_run_dir(cfg) for _ in range(20)}
+    assert len(folders) == 20
+    assert all("/" not in folder.name and folder.parent == Path("multirun_outputs/runs") for folder in folders)
+
+
+def test_a_run_in_another_thread_needs_no_signals(tmp_path: Path, result: Result) -> None:
+    found: list[Result] = []
+    work = threading.Thread(target=lambda: found.append(rlx.train(*tiny("off_policy"), run_dir=tmp_path / "r", seed=5)))
+    work.start()
+    work.join()
+    same_run(tmp_path / "r", result.run_dir)
+
+
+def test_a_moved_run_folder_can_be_resumed(tmp_path: Path) -> None:
+    rlx.train(*tiny("off_policy"), run_dir=tmp_path / "a" / "run")
+    os.rename(tmp_path / "a", tmp_path / "b")
+    assert resumed(tmp_path / "b" / "run", "trainer.max_env_steps=140").summary["env_steps"] == 140
+
+
+def test_threads_are_chosen_by_the_size_of_the_networks() -> None:
+    from rlx.config import compose_config
+
+    assert set_threads(compose_config(["algo.hidden=[64,64]"])) == 1
+    assert set_threads(compose_config(["threads=2"])) == 2
+    assert set_threads(compose_config([]), saved=1) == 1
+    torch.set_num_threads(1)
+
+
+def test_devices_that_are_not_there_are_refused() -> None:
+    assert choose_device("cpu").type == "cpu"
+    for name in ("nonsense", "cuda:77"):
+        with pytest.raises(UserError, match="device=cpu"):
+            choose_device(name)
+
+
+def test_a_directory_without_a_run_cannot_be_resumed(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not a run folder"):
+        rlx.resume(tmp_path)
+
+
+def test_a_mistake_while_building_leaves_no_processes(tmp_path: Path) -> None:
+    """An unfit env with async workers is refused before any of them starts."""
+    import multiprocessing
+
+    with pytest.raises(UserError, match="discrete"):
+        rlx.train(
+            *tiny("off_policy", "env=cartpole", "env.vectorization=async", "env.num_envs=2"), run_dir=tmp_path / "r"
+        )
+    assert not multiprocessing.active_children()
