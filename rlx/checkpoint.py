@@ -254,7 +254,7 @@ class CheckpointStore:
 def _segments_of(path: Path) -> list[dict[str, Any]]:
     try:
         return json.loads((path / "manifest.json").read_text())["segments"]
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return []
 
 

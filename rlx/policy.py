@@ -28,15 +28,17 @@ class Policy:
                 f"The observation has shape {array.shape}; {self.spec.env_id} expects {self.spec.obs_shape}, "
                 "or a batch of such observations."
             )
-        action = self._to_env_units(self.act_scaled(array[None] if single else array, deterministic))
+        action = unscaled(self.act_scaled(array[None] if single else array, deterministic), self.spec)
         return action[0] if single else action
 
     def act_scaled(self, obs: np.ndarray, deterministic: bool = True) -> np.ndarray:
         """Actions in the learner's units, [-1, 1] for a box, for a batch of observations."""
         return self.learner.act(torch.from_numpy(obs), explore=not deterministic).cpu().numpy()
 
-    def _to_env_units(self, action: np.ndarray) -> np.ndarray:
-        low, high = np.array(self.spec.action_low, np.float32), np.array(self.spec.action_high, np.float32)
-        if self.spec.discrete or not (np.isfinite(low).all() and np.isfinite(high).all()):
-            return action
-        return np.clip(action, -1.0, 1.0) * (high - low) / 2 + (high + low) / 2
+
+def unscaled(action: np.ndarray, spec: Spec) -> np.ndarray:
+    """Actions from the learner's units to those of the env; discrete and unbounded ones stay as they are."""
+    low, high = np.array(spec.action_low, np.float32), np.array(spec.action_high, np.float32)
+    if spec.discrete or not (np.isfinite(low).all() and np.isfinite(high).all()):
+        return action
+    return np.clip(action, -1.0, 1.0) * (high - low) / 2 + (high + low) / 2

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rlx.data.minari import Episode
 from rlx.envs.runner import to_env_units
 from rlx.envs.vector import VectorEnv
+from rlx.policy import unscaled
 from rlx.types import Spec
+
+if TYPE_CHECKING:
+    from rlx.data.replay import Replay
 
 
 def collect_episodes(
@@ -63,3 +68,25 @@ def _noisy(action: np.ndarray, spec: Spec, noise: float, rng: np.random.Generato
 def _episode(start: np.ndarray, tape: list[tuple], seed: int) -> Episode:
     action, reward, terminated, truncated, next_obs = (np.array(column) for column in zip(*tape, strict=True))
     return Episode(np.concatenate([start[None], next_obs]), action, reward, terminated, truncated, seed)
+
+
+def episodes_of_rows(replay: Replay) -> list[Episode]:
+    """What a replay holds, as episodes in env units; the running ones are cut. Rewards are as the learner saw them."""
+    layout, spec = replay.layout, replay.layout.spec
+    stream = np.arange(replay.total - len(replay), replay.total)
+    found = []
+    for env in range(replay.num_envs):
+        lane = stream[stream % replay.num_envs == env]
+        parts = replay.take(lane % replay.capacity)
+        batch, truncated = layout.batch(*parts), layout.column(parts.rows, "truncated").numpy() > 0
+        terminated = batch.terminated.numpy() > 0
+        stops = np.flatnonzero(terminated | truncated) + 1
+        bounds = [0, *stops.tolist(), *([len(lane)] if not len(stops) or stops[-1] < len(lane) else [])]
+        action = unscaled(batch.action.numpy(), spec)
+        for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
+            rows = slice(start, stop)
+            cut = truncated[rows].copy()
+            cut[-1] = not terminated[stop - 1]
+            obs = np.concatenate([batch.obs[rows].numpy(), batch.next_obs[stop - 1 : stop].numpy()])
+            found.append(Episode(obs, action[rows], batch.reward[rows].numpy(), terminated[rows], cut))
+    return found

@@ -88,7 +88,7 @@ class HindsightReplay(Replay):
 
     def gather(self, batch_size: int, n_batches: int) -> Gathered:
         index = self.indices(batch_size, n_batches)
-        taken = self._take(index)
+        taken = self.take(index)
         self._relabel(taken, index)
         return taken
 

@@ -104,6 +104,21 @@ def read_minari(dataset_id: str, root: str | None = None, download: bool = False
     return read_minari_folder(folder)
 
 
+def load_episodes(dataset_id: str, root: str | None = None) -> list[Episode]:
+    """The episodes of a local dataset, as they can be written again."""
+    data = read_minari(dataset_id, root)
+    return [
+        Episode(
+            np.concatenate([data.obs[start:stop], data.next_obs[stop - 1 : stop]]),
+            data.action[start:stop],
+            data.raw_reward[start:stop],
+            data.terminated[start:stop] > 0,
+            data.truncated[start:stop] > 0,
+        )
+        for start, stop in data.episodes
+    ]
+
+
 def minari_root(root: str | None = None) -> Path:
     """Where Minari datasets lie."""
     chosen = root or os.environ.get("MINARI_DATASETS_PATH") or "~/.minari/datasets"

@@ -120,7 +120,7 @@ class PrioritizedReplay(Replay):
             index = self.indices(batch_size, 1)
             weight = torch.from_numpy(self.weights(index))
             self.drawn += 1
-            gathered = self._n_step(index) if self.n_step > 1 else self._take(index)
+            gathered = self._n_step(index) if self.n_step > 1 else self.take(index)
             (batch,) = cut(self.layout, gathered, batch_size)
             yield batch._replace(weight=weight, index=torch.from_numpy(index))
 

@@ -182,9 +182,10 @@ class Replay:
     def gather(self, batch_size: int, n_batches: int) -> Gathered:
         """Transitions for `n_batches` minibatches, one after the other."""
         index = self.indices(batch_size, n_batches)
-        return self._n_step(index) if self.n_step > 1 else self._take(index)
+        return self._n_step(index) if self.n_step > 1 else self.take(index)
 
-    def _take(self, index: np.ndarray) -> Gathered:
+    def take(self, index: np.ndarray) -> Gathered:
+        """Rows by where they lie."""
         rows = self._tensor.index_select(0, torch.from_numpy(index))
         if self._outside is None:
             return Gathered(rows)
@@ -192,7 +193,7 @@ class Replay:
 
     def _n_step(self, index: np.ndarray) -> Gathered:
         """Sum up to n rewards; stop at the end of the episode or at the newest row, and discount accordingly."""
-        rows, outside = self._take(index)
+        rows, outside = self.take(index)
         s, column = self.layout.slices, self.layout.column
         oldest = self.total - len(self)
         stream = oldest + (index - oldest) % self.capacity  # position in the stream of all rows
@@ -209,7 +210,7 @@ class Replay:
             reward += torch.where(mask, discount * column(further, "reward"), 0.0)
             discount *= torch.where(mask, column(further, "discount"), 1.0)
             alive &= (column(further, "terminated") + column(further, "truncated") == 0).numpy()
-        end, end_outside = self._take(last % self.capacity)
+        end, end_outside = self.take(last % self.capacity)
         rows[:, s["next_obs"]] = end[:, s["next_obs"]]
         rows[:, s["terminated"]] = end[:, s["terminated"]]
         rows[:, s["reward"].start] = reward

@@ -37,7 +37,7 @@ def fill(replay: Replay, steps: int, start: int = 0, ends: dict[int, str] | None
 
 
 def rows_of(replay: Replay, index: list[int]) -> Any:
-    gathered = replay._n_step(np.array(index)) if replay.n_step > 1 else replay._take(np.array(index))
+    gathered = replay._n_step(np.array(index)) if replay.n_step > 1 else replay.take(np.array(index))
     return replay.layout.batch(gathered.rows, gathered.outside)
 
 

@@ -1,0 +1,111 @@
+"""A data factory: offline datasets from an online run, so that offline work needs no download.
+
+Writes Minari datasets below one prefix:
+
+    <prefix>/medium-v0          episodes of the policy at the first evaluation that reached `medium_return`
+    <prefix>/medium-replay-v0   everything the run had collected by then
+    <prefix>/expert-v0          episodes of the policy at the end of the run
+    <prefix>/medium-expert-v0   both kinds of episodes
+
+Policies act deterministically with `noise`, as in `python -m rlx collect`.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from omegaconf import OmegaConf
+
+from rlx.callbacks.bus import Callback
+from rlx.callbacks.metrics import INTERRUPTED
+from rlx.data.collect import collect_episodes, episodes_of_rows
+from rlx.data.minari import Episode, load_episodes, minari_root, write_minari
+from rlx.envs.factory import make_vector_env
+from rlx.errors import UserError
+
+if TYPE_CHECKING:
+    from rlx.trainers.trainer import Trainer
+
+log = logging.getLogger("rlx")
+
+
+@dataclass
+class MakeDataConfig:
+    """What is written, and what counts as medium."""
+
+    _target_: str = "rlx.callbacks.make_data.MakeData"
+    prefix: str = ""  # of the dataset ids, such as rlx/hopper
+    medium_return: float = 0.0  # an evaluation that reaches this is the medium policy
+    episodes: int = 100  # of the medium and of the expert dataset
+    noise: float = 0.1  # std of the noise on actions
+
+
+class MakeData(Callback):
+    """Collects datasets when the policy is medium, and at the end."""
+
+    order = 40
+
+    def __init__(self, cfg: MakeDataConfig):
+        if not cfg.prefix:
+            raise UserError("callbacks.make_data.prefix is empty; give the beginning of the dataset ids, as rlx/hopper.")
+        self.cfg = cfg
+        self.medium = False  # has it been written
+
+    def on_run_start(self, trainer: Trainer) -> None:
+        if trainer.replay is None:
+            raise UserError("callbacks.make_data keeps what a run collects into a replay; use an off-policy algorithm.")
+        names = ("expert",) if self.medium else ("medium", "medium-replay", "expert", "medium-expert")
+        for dataset_id in map(self._id, names):
+            if (minari_root() / dataset_id).exists():
+                raise UserError(f"The dataset {dataset_id} exists already; delete it, or set callbacks.make_data.prefix.")
+
+    def on_evaluated(self, trainer: Trainer, metrics: dict[str, float]) -> None:
+        if not self.medium and metrics["eval/return_mean"] >= self.cfg.medium_return:
+            self.medium = True
+            self._write(trainer, "medium", self._roll_out(trainer, seed=1))
+            assert trainer.replay is not None
+            self._write(trainer, "medium-replay", episodes_of_rows(trainer.replay))
+
+    def on_run_end(self, trainer: Trainer) -> None:
+        if trainer.state.stop_reason in INTERRUPTED:
+            return
+        if not self.medium:
+            best = trainer.state.best
+            log.warning("No evaluation reached %s (the best was %s); no data was made.", self.cfg.medium_return, best)
+            return
+        expert = self._roll_out(trainer, seed=2)
+        self._write(trainer, "expert", expert)
+        self._write(trainer, "medium-expert", [*load_episodes(self._id("medium")), *expert])
+
+    def state(self) -> dict[str, Any]:
+        return {"medium": self.medium}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.medium = state["medium"]
+
+    def _id(self, name: str) -> str:
+        return f"{self.cfg.prefix}/{name}-v0"
+
+    def _roll_out(self, trainer: Trainer, seed: int) -> list[Episode]:
+        def act(obs: np.ndarray) -> np.ndarray:
+            return trainer.learner.act(torch.from_numpy(obs), explore=False).numpy()
+
+        envs = make_vector_env(OmegaConf.to_object(trainer.cfg.env), min(self.cfg.episodes, 10))  # type: ignore[arg-type]
+        try:
+            with torch.random.fork_rng(devices=[]):
+                return collect_episodes(act, envs, trainer.spec, self.cfg.episodes, self.cfg.noise, seed)
+        finally:
+            envs.close()
+
+    def _write(self, trainer: Trainer, name: str, episodes: list[Episode]) -> None:
+        returns = [float(e.reward.sum()) for e in episodes]
+        text = f"{name}: {trainer.cfg.algo.name} on {trainer.spec.env_id} after {trainer.state.env_steps} env steps"
+        write_minari(
+            self._id(name), episodes, trainer.spec.env_id, minari_root(), algorithm=trainer.cfg.algo.name, description=text
+        )
+        log.info("%s: %d episodes, return %.1f +- %.1f",
+                 self._id(name), len(episodes), np.mean(returns), np.std(returns))  # fmt: skip
