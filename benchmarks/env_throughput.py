@@ -34,7 +34,8 @@ def main() -> None:
             runners, best = {}, {"sync": 0.0, "async": 0.0, "native": 0.0}
             for kind in best:
                 try:
-                    runners[kind] = Runner(make_vector_env(EnvConfig(id=env_id, num_envs=n, vectorization=kind)), seed=0)
+                    cfg = EnvConfig(id=env_id, num_envs=n, vectorization=kind)
+                    runners[kind] = Runner(make_vector_env(cfg), seed=0)
                 except UserError:
                     continue
             action = np.zeros((n, *spec.action_shape), np.float32 if not spec.discrete else np.int64)
