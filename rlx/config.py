@@ -109,6 +109,7 @@ def _open_dicts(cls: type) -> Any:
 @functools.cache
 def register() -> None:
     """Put the root and every schema into Hydra's ConfigStore."""
+    OmegaConf.register_new_resolver("prior_share", lambda target: 0.0 if target == "none" else 0.5, replace=True)
     OmegaConf.register_new_resolver("round", lambda x: max(1, round(x)), replace=True)
     store = ConfigStore.instance()
     store.store(name="root_schema", node=Config)

@@ -107,7 +107,7 @@ def test_equal_targets_and_quantiles_cost_nothing() -> None:
     z = torch.full((2, 3, 4), 7.0, requires_grad=True)
     loss, metrics = critic_loss(z, torch.full((3, 6), 7.0))
     assert loss.item() == 0.0
-    assert torch.autograd.grad(loss, z)[0].abs().max().item() == 0.0
+    assert torch.autograd.grad(loss, z)[0].abs().max().item() < 1e-12
     assert {k: v.item() for k, v in metrics.items()} == {"loss/critic": 0.0, "q/mean": 7.0, "q/target": 7.0}
 
 
@@ -191,9 +191,9 @@ def test_impossible_settings_are_refused(options: dict[str, float]) -> None:
 def test_the_quantiles_learn_a_distribution() -> None:
     """One state, rewards uniform in [0, 30]: the quantiles are spread evenly, far wider than huber's unit."""
     learner = make(critic_lr=1e-2, actor_lr=1e-9, dropped=0)
-    batch = bandit(256)._replace(obs=torch.zeros(256, 2), action=torch.zeros(256, 1))
-    for _ in range(600):
-        learner.update(batch._replace(reward=30.0 * torch.rand(256)))
+    batch = bandit(128)._replace(obs=torch.zeros(128, 2), action=torch.zeros(128, 1))
+    for _ in range(400):
+        learner.update(batch._replace(reward=30.0 * torch.rand(128)))
     found = learner.critic(torch.zeros(1, 2), torch.zeros(1, 1)).mean((0, 1)).tolist()
     assert found == pytest.approx([3.0, 9.0, 15.0, 21.0, 27.0], abs=2.0)
 

@@ -6,11 +6,8 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+import references as ref
 import torch
-from references import (
-    PENDULUM, assert_same_weights, copy_weights, largest_move, lines_of, load, package_batch, random_batch,
-    stacked_weights_of, weights_of,
-)  # fmt: skip
 from torch import Tensor
 
 from rlx.algos.iql import IQL
@@ -22,7 +19,7 @@ TUNED = ["algo=iql", "env=pendulum", "dataset=minari", "trainer.max_updates=10"]
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    return load("iql_pendulum_reference")
+    return ref.load("iql_pendulum_reference")
 
 
 def package_weights(learner: IQL) -> list[Tensor]:
@@ -31,8 +28,8 @@ def package_weights(learner: IQL) -> list[Tensor]:
 
 
 def script_weights(agent) -> list[Tensor]:
-    critics = stacked_weights_of(agent.critics) + stacked_weights_of(agent.target_critics)
-    return weights_of(agent.actor) + weights_of(agent.value_net) + critics + [agent.log_std.detach()]
+    critics = ref.stacked_weights_of(agent.critics) + ref.stacked_weights_of(agent.target_critics)
+    return ref.weights_of(agent.actor) + ref.weights_of(agent.value_net) + critics + [agent.log_std.detach()]
 
 
 def test_settings_are_those_of_the_tuned_pair(script: ModuleType):
@@ -49,21 +46,21 @@ def test_settings_are_those_of_the_tuned_pair(script: ModuleType):
 def test_script_and_package_make_the_same_ten_updates(script: ModuleType):
     torch.manual_seed(0)
     data_obs = torch.randn(100, 3) * torch.tensor([1.0, 2.0, 5.0]) + 0.5
-    agent: object = script.Agent(data_obs, 1, total_updates=10)  # the actor's learning rate falls to almost nothing
-    learner: IQL = instantiate(compose_config(TUNED).algo, PENDULUM)
-    learner.fit_normalizer(data_obs)
+    agent = script.Agent(data_obs, 1, total_updates=10)  # the actor's learning rate falls to almost nothing
+    learner: IQL = instantiate(compose_config(TUNED).algo, ref.PENDULUM)
+    learner.set_normalizer(data_obs.mean(0), data_obs.std(0, unbiased=False))
     ours = package_weights(learner)
-    copy_weights(ours, script_weights(agent))
+    ref.copy_weights(ours, script_weights(agent))
     initial = [p.detach().clone() for p in ours]
     for _ in range(10):
-        batch = random_batch(script.BATCH_SIZE)
+        batch = ref.random_batch(script.BATCH_SIZE)
         value_loss, actor_loss, critic_loss = script.update(agent, batch)
-        metrics = learner.update(package_batch(batch, script.DISCOUNT))
+        metrics = learner.update(ref.package_batch(batch, script.DISCOUNT))
         assert metrics["loss/value"].item() == pytest.approx(value_loss, rel=1e-4)
         assert metrics["loss/actor"].item() == pytest.approx(actor_loss, rel=1e-4, abs=1e-5)
         assert metrics["loss/critic"].item() == pytest.approx(critic_loss, rel=1e-4)
-        assert_same_weights(ours, script_weights(agent))
-    assert largest_move(ours, initial) > 0.005  # they did learn
+        ref.assert_same_weights(ours, script_weights(agent))
+    assert ref.largest_move(ours, initial) > 0.005  # they did learn
 
 
 def test_script_and_package_have_the_same_data(script: ModuleType):
@@ -82,4 +79,4 @@ def test_script_runs_and_is_short(
     monkeypatch.setattr(script, "EPISODES", 1)
     assert -2000 < script.main(["--total-timesteps", "1000", "--seed", "1"]) < 0
     assert "1000 updates" in capsys.readouterr().out
-    assert lines_of(script) <= 200
+    assert ref.lines_of(script) <= 200

@@ -5,11 +5,8 @@ from __future__ import annotations
 from types import ModuleType
 
 import pytest
+import references as ref
 import torch
-from references import (
-    PENDULUM, assert_same_weights, copy_weights, largest_move, lines_of, load, package_batch, random_batch,
-    stacked_weights_of, weights_of,
-)  # fmt: skip
 from torch import Tensor
 
 from rlx.algos.rlpd import RLPD
@@ -20,7 +17,7 @@ TUNED = ["algo=rlpd", "env=pendulum", "dataset=minari"]
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    return load("rlpd_pendulum_reference")
+    return ref.load("rlpd_pendulum_reference")
 
 
 def package_weights(learner: RLPD) -> list[Tensor]:
@@ -29,8 +26,8 @@ def package_weights(learner: RLPD) -> list[Tensor]:
 
 
 def script_weights(agent) -> list[Tensor]:
-    critics = stacked_weights_of(agent.critics) + stacked_weights_of(agent.target_critics)
-    return weights_of(agent.actor) + critics + [agent.log_alpha.detach()]
+    critics = ref.stacked_weights_of(agent.critics) + ref.stacked_weights_of(agent.target_critics)
+    return ref.weights_of(agent.actor) + critics + [agent.log_alpha.detach()]
 
 
 def test_settings_are_those_of_the_tuned_pair(script: ModuleType):
@@ -49,23 +46,23 @@ def test_settings_are_those_of_the_tuned_pair(script: ModuleType):
 
 def test_script_and_package_make_the_same_first_updates(script: ModuleType):
     torch.manual_seed(0)
-    agent: object = script.Agent(3, 1)
-    learner: RLPD = instantiate(compose_config(TUNED).algo, PENDULUM)
+    agent = script.Agent(3, 1)
+    learner: RLPD = instantiate(compose_config(TUNED).algo, ref.PENDULUM)
     ours = package_weights(learner)
-    copy_weights(ours, script_weights(agent))
+    ref.copy_weights(ours, script_weights(agent))
     initial = [p.detach().clone() for p in ours]
     for i in range(12):  # three env steps: three updates of the actor
-        batch = random_batch(script.BATCH_SIZE)
+        batch = ref.random_batch(script.BATCH_SIZE)
         torch.manual_seed(i)
         losses = script.update(agent, batch, last=i % 4 == 3)
         torch.manual_seed(i)
-        metrics = learner.update(package_batch(batch, script.DISCOUNT))
+        metrics = learner.update(ref.package_batch(batch, script.DISCOUNT))
         assert {name for name in metrics if name.startswith("loss/")} == {f"loss/{name}" for name in losses}
         for name, loss in losses.items():
             assert metrics[f"loss/{name}"].item() == pytest.approx(loss, rel=1e-4, abs=1e-5)
-        assert_same_weights(ours, script_weights(agent))
+        ref.assert_same_weights(ours, script_weights(agent))
     assert learner.log_alpha.item() != 0.0
-    assert largest_move(ours, initial) > 0.005  # they did learn
+    assert ref.largest_move(ours, initial) > 0.005  # they did learn
 
 
 def test_batches_are_half_prior_data(script: ModuleType):
@@ -82,4 +79,4 @@ def test_script_runs_and_is_short(
     monkeypatch.setattr(script, "PRIOR_EPISODES", 1)
     assert -2000 < script.main(["--total-timesteps", "250", "--seed", "1"]) < 0
     assert "250 steps" in capsys.readouterr().out
-    assert lines_of(script) <= 200
+    assert ref.lines_of(script) <= 200

@@ -5,11 +5,8 @@ from __future__ import annotations
 from types import ModuleType
 
 import pytest
+import references as ref
 import torch
-from references import (
-    PENDULUM, assert_same_weights, copy_weights, largest_move, lines_of, load, package_batch, random_batch,
-    stacked_weights_of, weights_of,
-)  # fmt: skip
 from torch import Tensor
 
 from rlx.algos.sac import SAC
@@ -18,7 +15,7 @@ from rlx.config import compose_config, instantiate
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    return load("sac_pendulum_reference")
+    return ref.load("sac_pendulum_reference")
 
 
 def package_weights(learner: SAC) -> list[Tensor]:
@@ -27,8 +24,8 @@ def package_weights(learner: SAC) -> list[Tensor]:
 
 
 def script_weights(agent) -> list[Tensor]:
-    critics = stacked_weights_of(agent.critics) + stacked_weights_of(agent.target_critics)
-    return weights_of(agent.actor) + critics + [agent.log_alpha.detach()]
+    critics = ref.stacked_weights_of(agent.critics) + ref.stacked_weights_of(agent.target_critics)
+    return ref.weights_of(agent.actor) + critics + [agent.log_alpha.detach()]
 
 
 def test_settings_are_those_of_the_tuned_pair(script: ModuleType):
@@ -44,25 +41,25 @@ def test_settings_are_those_of_the_tuned_pair(script: ModuleType):
 
 def test_script_and_package_make_the_same_ten_updates(script: ModuleType):
     torch.manual_seed(0)
-    agent: object = script.Agent(3, 1)
-    learner: SAC = instantiate(compose_config(["algo=sac", "env=pendulum"]).algo, PENDULUM)
+    agent = script.Agent(3, 1)
+    learner: SAC = instantiate(compose_config(["algo=sac", "env=pendulum"]).algo, ref.PENDULUM)
     ours = package_weights(learner)
-    copy_weights(ours, script_weights(agent))
+    ref.copy_weights(ours, script_weights(agent))
     initial = [p.detach().clone() for p in ours]
     for i in range(10):
-        batch = random_batch(script.BATCH_SIZE)
+        batch = ref.random_batch(script.BATCH_SIZE)
         torch.manual_seed(i)
         critic_loss, actor_loss, alpha_loss = script.update(agent, batch)
         torch.manual_seed(i)
-        metrics = learner.update(package_batch(batch, script.DISCOUNT))
+        metrics = learner.update(ref.package_batch(batch, script.DISCOUNT))
         assert metrics["loss/critic"].item() == pytest.approx(critic_loss, rel=1e-4)
         assert metrics["loss/actor"].item() == pytest.approx(actor_loss, rel=1e-4, abs=1e-5)
         assert metrics["loss/alpha"].item() == pytest.approx(alpha_loss, rel=1e-4, abs=1e-5)
-        assert_same_weights(ours, script_weights(agent))
-    assert largest_move(ours, initial) > 0.005  # they did learn
+        ref.assert_same_weights(ours, script_weights(agent))
+    assert ref.largest_move(ours, initial) > 0.005  # they did learn
 
 
 def test_script_runs_and_is_short(script: ModuleType, capsys: pytest.CaptureFixture[str]):
     assert -2000 < script.main(["--total-timesteps", "1000", "--seed", "1"]) < 0
     assert "1000 steps" in capsys.readouterr().out
-    assert lines_of(script) <= 200
+    assert ref.lines_of(script) <= 200
