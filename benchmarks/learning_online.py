@@ -115,7 +115,14 @@ def make_peer(algo: str, env_id: str, env: str, seed: int):
         )  # fmt: skip
     envs = make_vec_env(env_id, {"ppo": 8, "a2c": 8, "trpo": 2}[algo], seed=seed)
     settings = {
-        "ppo": {"n_steps": 32, "batch_size": 256, "n_epochs": 20, "learning_rate": 1e-3, "gae_lambda": 0.8, "gamma": 0.98},
+        "ppo": {
+            "n_steps": 32,
+            "batch_size": 256,
+            "n_epochs": 20,
+            "learning_rate": 1e-3,
+            "gae_lambda": 0.8,
+            "gamma": 0.98,
+        },
         "a2c": {},
         "trpo": {"n_steps": 512},
     }[algo]
@@ -222,7 +229,9 @@ def main() -> None:
         todo = [(lib, seed) for seed in range(args.seeds) for lib in pythons]
         with ThreadPoolExecutor(args.jobs) as pool:
             runs = list(pool.map(lambda job: run_one(pythons[job[0]], job[0], case, job[1]), todo))  # noqa: B023
-        curves[case] = {lib: [r for (name, _), r in zip(todo, runs, strict=True) if name == lib and r] for lib in pythons}
+        curves[case] = {
+            lib: [r for (name, _), r in zip(todo, runs, strict=True) if name == lib and r] for lib in pythons
+        }
         store.write_text(json.dumps(curves))
         cells = []
         for lib in pythons:

@@ -1,6 +1,6 @@
 """Mean return of uniformly random actions over 100 episodes: the zero of the normalised scores.
 
-    python benchmarks/random_scores.py Pendulum-v1 CartPole-v1
+python benchmarks/random_scores.py Pendulum-v1 CartPole-v1
 """
 
 import sys

@@ -86,7 +86,7 @@ def schemas() -> dict[str, type]:
         for module in (m for name in names for m in _modules(name)):
             for cls in vars(module).values():
                 own = inspect.isclass(cls) and cls.__module__ == module.__name__ and is_dataclass(cls)
-                if not own or "_target_" not in {f.name for f in fields(cls)}:
+                if not own or not getattr(cls, "_target_", ""):  # a base of others has none
                     continue
                 name = (
                     module.__name__.rpartition(".")[2]
@@ -201,8 +201,10 @@ def load_config(text: str, overrides: Sequence[str] = (), trust: Sequence[str] =
     register()
     try:
         values: Any = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
-        if not isinstance(values, dict):
-            raise UserError("The saved config.yaml is no config (it holds no keys); restore it from a checkpoint.")
+        if not isinstance(values, dict) or not all(isinstance(values.get(group), dict) for group in REQUIRED):
+            raise UserError(
+                f"The saved config is not whole; it needs {', '.join(REQUIRED)}. Restore it from a checkpoint."
+            )
         cfg = typed({**values, "trust": list(trust)}, trust)
         OmegaConf.set_struct(cfg, True)
         for override in OverridesParser.create().parse_overrides(list(overrides)):

@@ -89,6 +89,10 @@ def _value(text: str, chain: list[BaseException]) -> str | None:
         name = key.group(1) if key else "a key"
         kind = {"Integer": "an integer", "Float": "a number", "Boolean": "true or false"}.get(wanted, wanted)
         return f"{name}={value} has the wrong type{f' for {schema}' if schema else ''}: expected {kind}."
+    found = re.search(r"Value '(.*)' is not a valid bool", text)
+    if found:
+        key = re.search(r"full_key: (\S+)", text)
+        return f"{key.group(1) if key else 'A key'}={found.group(1)} has the wrong type: expected true or false."
     found = re.search(r"Invalid value '(.*)', expected one of \[(.*)\]", text)
     if found:
         key = re.search(r"full_key: (\S+)", text)

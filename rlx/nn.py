@@ -72,7 +72,10 @@ def plain_mlp(x: Tensor, layers: Sequence[Layer], activation: str, dropout: floa
         x = linear(x, layer)
         if layer.gain is not None:
             x = torch.addcmul(layer.shift, F.layer_norm(x, x.shape[-1:], eps=NORM_EPS), layer.gain)
-        x = ACTIVATIONS[activation](x)
+        if activation == "relu" and torch.compiler.is_compiling():
+            x = x * x.detach().sign().clamp(min=0.0)  # a mask of floats: compiled code is slow at writing one of bools
+        else:
+            x = ACTIVATIONS[activation](x)
         if dropout > 0.0:
             x = F.dropout(x, dropout)
     return linear(x, layers[-1])

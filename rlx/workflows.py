@@ -151,13 +151,13 @@ def build(cfg: DictConfig, folder: Path) -> Trainer:
     simulator = env_cfg.id != NO_ENV
     spec = env_spec(env_cfg) if simulator else spec_of_dataset(cfg)
     check_spec(cfg, spec)
-    device = choose_device(cfg.device)
     phases = list(cfg.trainer.phases.values())
     collects = any(phase.collect > 0 for phase in phases)
     if collects and not simulator:
         raise UserError("env=none has nothing to collect from; use trainer=offline, or choose an env.")
     reward = instantiate(cfg.reward, trust=cfg.trust)
-    learner: Learner = instantiate(cfg.algo, spec, trust=cfg.trust)
+    with choose_device(cfg.device):  # weights and optimizer states are made there
+        learner: Learner = instantiate(cfg.algo, spec, trust=cfg.trust)
     dataset, prior = load_prior(cfg, spec, reward, learner) if cfg.dataset is not None else (None, None)
     envs = make_vector_env(env_cfg) if collects else None
     replay = None
@@ -167,7 +167,7 @@ def build(cfg: DictConfig, folder: Path) -> Trainer:
     trainer: Trainer = instantiate(
         cfg.trainer,
         cfg,
-        learner.to(device),
+        learner,
         make_bus(cfg),
         reward,
         folder,

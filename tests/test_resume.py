@@ -407,12 +407,12 @@ def test_a_lost_episode_ends_in_the_replay(tmp_path: Path, monkeypatch: pytest.M
 # -- real kills ------------------------------------------------------------------------------------------------------
 
 LONGER = {
-    "off_policy": ("trainer.max_env_steps=1200", "trainer.checkpoint_interval=200", "trainer.log_interval=50"),
-    "on_policy": ("trainer.max_env_steps=6000", "trainer.checkpoint_interval=500", "trainer.log_interval=100"),
-    "offline": ("trainer.max_updates=2500", "trainer.checkpoint_interval=300", "trainer.log_interval=50"),
+    "off_policy": ("trainer.max_env_steps=700", "trainer.checkpoint_interval=150", "trainer.log_interval=30"),
+    "on_policy": ("trainer.max_env_steps=2500", "trainer.checkpoint_interval=400", "trainer.log_interval=64"),
+    "offline": ("trainer.max_updates=1200", "trainer.checkpoint_interval=250", "trainer.log_interval=40"),
     "offline_to_online": (
         "trainer.max_env_steps=800", "trainer.pretrain_updates=200", "trainer.checkpoint_interval=150",
-        "trainer.log_interval=50",
+        "trainer.log_interval=30",
     ),
 }  # fmt: skip
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
+import rlx
 from rlx.algos.cal_ql import CalQL, CalQLConfig, calibrated
 from rlx.algos.cql import CQL, CQLConfig
 from rlx.errors import UserError
-from rlx.types import Batch, Spec
+from rlx.types import Batch, Metrics, Spec
 
 SPEC = Spec("bandit", (2,), "float32", "box", (1,), (-1.0,), (1.0,))
 
@@ -89,3 +91,25 @@ def test_values_of_the_policy_do_not_fall_far_below_the_returns() -> None:
 def test_impossible_settings_are_refused() -> None:
     with pytest.raises(UserError):
         make(weight=-1.0)
+
+
+def test_goes_online_where_returns_are_not_known_yet(tmp_path: Path) -> None:
+    """The dataset brings its returns, fresh transitions none: mixed batches hold both, and all stays finite."""
+    seen: list[Batch] = []
+    update = CalQL.update
+
+    def watched(self: CalQL, batch: Batch) -> Metrics:
+        seen.append(batch)
+        return update(self, batch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CalQL, "update", watched)
+        result = rlx.train(
+            "algo=cal_ql", "env=pendulum", "~algo_env", "dataset=random", "dataset.size=400", "threads=1",
+            "logger=none", "algo.hidden=[16,16]", "algo.batch_size=16", "trainer.pretrain_updates=5",
+            "trainer.warmup_steps=10", "trainer.max_env_steps=20", "trainer.eval_episodes=1", run_dir=tmp_path / "run",
+        )  # fmt: skip
+    assert len(seen) == 15
+    assert all(batch.mc_return.isfinite().all() for batch in seen[:5])
+    assert all(batch.mc_return.isneginf().sum() == 8 for batch in seen[5:])
+    assert all(p.isfinite().all() for p in result.learner.parameters())
