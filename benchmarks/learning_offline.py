@@ -59,8 +59,9 @@ def run_rlx(algo: str, name: str, path: Path, seed: int, updates: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
         result = rlx.train(
             f"algo={algo}", f"env.id={env_id}", "env=pendulum" if name == "pendulum" else f"env={name}", "logger=none",
-            "dataset=npz", f"dataset.path={path}", f"trainer.max_updates={updates}", "trainer.eval_interval=0", "threads=1",
-            "trainer.checkpoint_interval=0", "~callbacks.progress", "~callbacks.evaluate", f"algo.hidden=[{h},{h}]",
+            "dataset=npz", f"dataset.path={path}", f"trainer.max_updates={updates}", "trainer.eval_interval=0",
+            "threads=1", "~callbacks.progress",
+            "trainer.checkpoint_interval=0", "~callbacks.evaluate", f"algo.hidden=[{h},{h}]",
             f"algo.batch_size={BATCH}", "algo.normalize_obs=true", *rates, *warm_up,
             run_dir=Path(folder) / "run", seed=seed,
         )  # fmt: skip
@@ -83,8 +84,8 @@ def run_d3rlpy(algo: str, name: str, path: Path, seed: int, updates: int) -> flo
         data["observations"], np.clip(data["actions"], low, high), data["rewards"], data["terminations"],
         timeouts=data["truncations"],
     )  # fmt: skip
-    configs = {"bc": "BCConfig", "td3_bc": "TD3PlusBCConfig", "awac": "AWACConfig", "iql": "IQLConfig", "cql": "CQLConfig",
-               "bcq": "BCQConfig", "bear": "BEARConfig", "cal_ql": "CalQLConfig"}  # fmt: skip
+    configs = {"bc": "BCConfig", "td3_bc": "TD3PlusBCConfig", "awac": "AWACConfig", "iql": "IQLConfig",
+               "cql": "CQLConfig", "bcq": "BCQConfig", "bear": "BEARConfig", "cal_ql": "CalQLConfig"}  # fmt: skip
     cls = getattr(d3rlpy.algos, configs[algo])
     known = cls.__dataclass_fields__
     encoder = VectorEncoderFactory([h, h])

@@ -4,8 +4,8 @@
 
 Runs are interleaved, one thread each, as many at a time as --jobs says. Prints a table of the final return (mean of the
 last two evaluations of 10 deterministic episodes on the same seeds), IQM over seeds with a 95 % bootstrap interval, and
-writes the curves to docs/benchmarks/learning_online.json and .png. --peer-python names an interpreter in which the peers
-are installed, if it is not this one.
+writes the curves to docs/benchmarks/learning_online.json and .png. --peer-python names an interpreter in which the
+peers are installed, if it is not this one.
 """
 
 import argparse
@@ -66,7 +66,7 @@ def rlx_overrides(algo: str, env: str) -> list[str]:
 
 
 PPO = ["env.num_envs=8", "trainer.rollout_length=32", "algo.batch_size=256", "algo.epochs=20", "algo.lr=1e-3",
-       "algo.gae_lambda=0.8", "algo.discount=0.98", "algo.entropy_coef=0.0", "algo.value_coef=0.5", "schedule=constant"]  # fmt: skip
+       "algo.gae_lambda=0.8", "algo.discount=0.98", "algo.entropy_coef=0.0", "schedule=constant"]  # fmt: skip
 A2C = ["env.num_envs=8", "trainer.rollout_length=5", "schedule=constant"]
 TRPO = ["env.num_envs=2", "trainer.rollout_length=512", "schedule=constant"]
 
@@ -91,7 +91,7 @@ def make_peer(algo: str, env_id: str, env: str, seed: int):
     from stable_baselines3.common.env_util import make_vec_env
 
     torch.set_num_threads(1)
-    steps, h, lr = budget(algo, env), HIDDEN[env], LR[env]
+    h, lr = HIDDEN[env], LR[env]
     cls = getattr(sb3, algo.upper(), None) or getattr(sb3_contrib, {"crossq": "CrossQ"}.get(algo, algo.upper()))
     common = {"policy": "MlpPolicy", "seed": seed, "device": "cpu"}
     net = {"policy_kwargs": {"net_arch": [h, h]}}

@@ -2,8 +2,9 @@
 
     python benchmarks/throughput.py [--peer-python PYTHON] [--rounds 3] [--threads 1]
 
-Each round trains every library once for the same number of env steps in a fresh process; the time is that of the training
-alone (imports, compilation and the first rollout come before the clock starts). Best of rounds; the ratios are what counts.
+Each round trains every library once for the same number of env steps in a fresh process; the time is that of the
+training alone (imports, compilation and the first rollouts come before the clock starts). Best of rounds; the ratios
+are what counts.
 """
 
 import argparse

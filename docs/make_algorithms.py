@@ -1,6 +1,6 @@
 """Writes docs/algorithms.md from the code: what each algorithm is, what it fits, what can be set.
 
-    python docs/make_algorithms.py
+python docs/make_algorithms.py
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from rlx.listing import describe
 
 HEAD = """# Algorithms
 
-Made from the code by `python docs/make_algorithms.py`. Fields that every algorithm has: `discount`, `batch_size`, `hidden`,
-`normalize_obs`, `compile`. An algorithm's first regime is the one that `algo=` selects; the others are one override away
-(`trainer=offline_to_online`).
+Made from the code by `python docs/make_algorithms.py`. Fields that every algorithm has: `discount`, `batch_size`,
+`hidden`, `normalize_obs`, `compile`. An algorithm's first regime is the one that `algo=` selects; the others are one
+override away (`trainer=offline_to_online`).
 
 | choice | actions | regimes |
 |---|---|---|
@@ -42,7 +42,9 @@ def page() -> str:
     texts = dict(describe("algo"))
     for name, cls in sorted(learners().items()):
         lines.append(f"| [`algo={name}`](#{name}) | {', '.join(cls.actions)} | {', '.join(cls.regimes)} |\n")
-    lines.append("\n`algo=her` is SAC with `replay=hindsight`, which goes on top of every off-policy learner for box actions.\n")
+    lines.append(
+        "\n`algo=her` is SAC with `replay=hindsight`, which goes on top of every off-policy learner for box actions.\n"
+    )
     common = {f.name for f in fields(AlgoConfig)}
     for name, cls in sorted(learners().items()):
         config = schemas()[f"algo/{name}"]

@@ -7,13 +7,14 @@ observation statistics its policy was trained with; it knows nothing of loops, f
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rlx.errors import UserError
 from rlx.nn import Adam
-from rlx.types import Batch, Metrics, Rollout, Spec
+from rlx.types import Batch, Metrics, Spec
 
 
 @dataclass
@@ -55,8 +56,8 @@ class Learner(nn.Module):
         """Actions [N, dim(A)] in [-1, 1] (or int64 [N]) for raw observations [N, *obs_shape]; no gradients."""
         raise NotImplementedError(f"{type(self).__name__} does not define act")
 
-    def update(self, batch: Batch | Rollout) -> Metrics:
-        """One step of learning; detached 0-d tensors under stable names."""
+    def update(self, batch: Any) -> Metrics:
+        """One step of learning from a Batch, or from a Rollout; detached 0-d tensors under stable names."""
         raise NotImplementedError(f"{type(self).__name__} does not define update")
 
     def normalize(self, obs: Tensor) -> Tensor:

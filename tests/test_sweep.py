@@ -22,9 +22,9 @@ def test_a_dataset_given_to_an_off_policy_learner_is_used(overrides: tuple[str, 
 
 def test_twelve_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    tiny = ["env=pendulum", "dataset=minari", "algo.hidden=[8]", "algo.batch_size=8", "trainer.max_updates=20", "threads=1",
+    tiny = ["env=pendulum", "dataset=minari", "algo.hidden=[8]", "algo.batch_size=8", "trainer.max_updates=20",
             "trainer.log_interval=5", "trainer.learning_starts=5", "trainer.eval_episodes=1", "trainer.eval_interval=0",
-            "logger=jsonl", "env.max_episode_steps=10", "~callbacks.progress"]  # fmt: skip
+            "logger=jsonl", "threads=1", "env.max_episode_steps=10", "~callbacks.progress"]  # fmt: skip
     groups = [f"algo={','.join(ALGOS)}", f"reward={','.join(REWARDS)}", f"schedule={','.join(SCHEDULES)}"]
     assert main(["-m", *groups, *tiny]) == 0
     (sweep,) = (tmp_path / "multirun_outputs" / "sweeps").iterdir()

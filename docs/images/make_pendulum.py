@@ -1,6 +1,6 @@
 """Trains RLPD with prior data and SAC from scratch on Pendulum-v1 and draws their evaluation returns.
 
-    pip install matplotlib && python docs/images/make_pendulum.py
+pip install matplotlib && python docs/images/make_pendulum.py
 """
 
 import json

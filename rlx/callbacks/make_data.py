@@ -51,7 +51,9 @@ class MakeData(Callback):
 
     def __init__(self, cfg: MakeDataConfig):
         if not cfg.prefix:
-            raise UserError("callbacks.make_data.prefix is empty; give the beginning of the dataset ids, as rlx/hopper.")
+            raise UserError(
+                "callbacks.make_data.prefix is empty; give the beginning of the dataset ids, as rlx/hopper."
+            )
         self.cfg = cfg
         self.medium = False  # has it been written
 
@@ -61,7 +63,9 @@ class MakeData(Callback):
         names = ("expert",) if self.medium else ("medium", "medium-replay", "expert", "medium-expert")
         for dataset_id in map(self._id, names):
             if (minari_root() / dataset_id).exists():
-                raise UserError(f"The dataset {dataset_id} exists already; delete it, or set callbacks.make_data.prefix.")
+                raise UserError(
+                    f"The dataset {dataset_id} exists already; delete it, or set callbacks.make_data.prefix."
+                )
 
     def on_evaluated(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         if not self.medium and metrics["eval/return_mean"] >= self.cfg.medium_return:
@@ -104,8 +108,8 @@ class MakeData(Callback):
     def _write(self, trainer: Trainer, name: str, episodes: list[Episode]) -> None:
         returns = [float(e.reward.sum()) for e in episodes]
         text = f"{name}: {trainer.cfg.algo.name} on {trainer.spec.env_id} after {trainer.state.env_steps} env steps"
-        write_minari(
-            self._id(name), episodes, trainer.spec.env_id, minari_root(), algorithm=trainer.cfg.algo.name, description=text
-        )
+        algorithm = str(trainer.cfg.algo.name)
+        root, env_id = minari_root(), trainer.spec.env_id
+        write_minari(self._id(name), episodes, env_id, root, algorithm=algorithm, description=text)
         log.info("%s: %d episodes, return %.1f +- %.1f",
                  self._id(name), len(episodes), np.mean(returns), np.std(returns))  # fmt: skip

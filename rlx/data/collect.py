@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -83,7 +84,7 @@ def episodes_of_rows(replay: Replay) -> list[Episode]:
         stops = np.flatnonzero(terminated | truncated) + 1
         bounds = [0, *stops.tolist(), *([len(lane)] if not len(stops) or stops[-1] < len(lane) else [])]
         action = unscaled(batch.action.numpy(), spec)
-        for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
+        for start, stop in itertools.pairwise(bounds):
             rows = slice(start, stop)
             cut = truncated[rows].copy()
             cut[-1] = not terminated[stop - 1]

@@ -2,8 +2,9 @@
 
 A share of the sampled transitions is relabelled: the desired goal, in obs and next_obs, becomes the goal that the same
 episode achieved at a step from then on (that of its next_obs), and the reward is computed anew by the env's
-`compute_reward` from the transition's own next achieved goal. Only finished episodes are sampled, and only those of which
-no row has been overwritten yet. `terminated` stays as the env gave it. Works with every learner that reads a replay.
+`compute_reward` from the transition's own next achieved goal. Only finished episodes are sampled, and only those of
+which no row has been overwritten yet. `terminated` stays as the env gave it. Works with every learner that reads a
+replay.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ class HindsightReplay(Replay):
 
     def __init__(self, cfg: HindsightConfig, spec: Spec, num_envs: int, discount: float, seed: int, **layout: bool):
         if spec.goal is None:
-            raise UserError(f"Hindsight needs a goal env and {spec.env_id} is none; try env=point_goal, or replay=uniform.")
+            raise UserError(
+                f"Hindsight needs a goal env and {spec.env_id} is none; try env=point_goal, or replay=uniform."
+            )
         fraction = cfg.relabel_fraction
         require(0.0 <= fraction <= 1.0, f"replay.relabel_fraction={fraction} is a share; give 0 to 1, as 0.8.")
         require(cfg.n_step == 1, f"replay.n_step={cfg.n_step} does not go with hindsight; use replay.n_step=1.")

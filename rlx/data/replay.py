@@ -24,8 +24,8 @@ from rlx.types import Batch, Spec
 if TYPE_CHECKING:
     import gymnasium as gym
 
-    from rlx.rewards import RewardTransform
     from rlx.data.dataset import TransitionDataset
+    from rlx.rewards import RewardTransform
 
 
 @dataclass

@@ -12,14 +12,17 @@ from rlx.data.sources import load_transition_dataset
 from rlx.errors import UserError
 
 TINY = ["experiment=make_data_pendulum", "algo.hidden=[8,8]", "algo.batch_size=16", "trainer.max_env_steps=450",
-        "trainer.eval_interval=200", "trainer.eval_episodes=1", "trainer.learning_starts=400", "threads=1", "logger=none",
+        "trainer.eval_interval=200", "trainer.eval_episodes=1", "trainer.learning_starts=400", "logger=none", "threads=1",
         "callbacks.make_data.episodes=2", "env.max_episode_steps=50", "~callbacks.progress"]  # fmt: skip
 
 
 def test_four_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     rlx.train(*TINY, "callbacks.make_data.medium_return=-1e9", run_dir=tmp_path / "run", seed=0)
-    sets = {n: load_transition_dataset(f"rlx/pendulum/{n}-v0") for n in ("medium", "medium-replay", "expert", "medium-expert")}
+    sets = {
+        n: load_transition_dataset(f"rlx/pendulum/{n}-v0")
+        for n in ("medium", "medium-replay", "expert", "medium-expert")
+    }
     assert {name: len(data) for name, data in sets.items()} == {
         "medium": 100, "medium-replay": 200, "expert": 100, "medium-expert": 200,
     }  # fmt: skip
