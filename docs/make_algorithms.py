@@ -43,7 +43,7 @@ def page() -> str:
     for name, cls in sorted(learners().items()):
         lines.append(f"| [`algo={name}`](#{name}) | {', '.join(cls.actions)} | {', '.join(cls.regimes)} |\n")
     lines.append(
-        "\n`algo=her` is SAC with `replay=hindsight`, which goes on top of every off-policy learner for box actions.\n"
+        "\n`algo=her` is SAC with `replay=hindsight`, which goes on top of every off-policy learner of box actions.\n"
     )
     common = {f.name for f in fields(AlgoConfig)}
     for name, cls in sorted(learners().items()):

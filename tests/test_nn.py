@@ -13,7 +13,18 @@ from torch import Tensor, nn
 
 from rlx import nn as rnn
 from rlx.errors import UserError
-from rlx.nn import MLP, Adam, Critic, DeterministicActor, GaussianActor, compilable, plain_mlp, polyak, target_of
+from rlx.nn import (
+    MLP,
+    Adam,
+    Critic,
+    DeterministicActor,
+    GaussianActor,
+    compilable,
+    keep_freed_memory,
+    plain_mlp,
+    polyak,
+    target_of,
+)
 
 OPTIONS = list(itertools.product([None, 3], ["relu", "tanh", "elu"], [False, True]))
 
@@ -178,15 +189,16 @@ def test_critics() -> None:
 
 
 def test_gaussian_actor_matches_torch_distributions() -> None:
-    actor = GaussianActor(3, 2, [8])
-    obs = torch.randn(6, 3)
+    torch.manual_seed(0)
+    actor = GaussianActor(3, 2, [8]).double()  # atanh of a float32 action near 1 has few digits left
+    obs = torch.randn(6, 3, dtype=torch.float64)
     action, log_prob = actor.sample(obs)
     mean, log_std = actor(obs)
     normal = torch.distributions.Normal(mean, log_std.exp())
     squash = torch.distributions.TanhTransform(cache_size=1)
     expected = torch.distributions.TransformedDistribution(normal, [squash]).log_prob(action).sum(-1)
-    torch.testing.assert_close(log_prob, expected, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(actor.log_prob(obs, action), log_prob, atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(log_prob, expected)
+    torch.testing.assert_close(actor.log_prob(obs, action), log_prob)
     assert action.abs().max() < 1.0
     torch.testing.assert_close(actor.mode(obs), torch.tanh(mean))
     torch.testing.assert_close(actor.act(obs, explore=False), torch.tanh(mean))
@@ -342,3 +354,8 @@ def test_losses_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
         for learner, loss in zip(losses, (eager, compiled), strict=True)
     ]
     torch.testing.assert_close(*found)
+
+
+def test_freed_memory_can_be_kept() -> None:
+    keep_freed_memory()
+    assert MLP([2, 3, 1])(torch.ones(1, 2)).shape == (1, 1)

@@ -98,7 +98,7 @@ class CrossQ(Learner):
     def act(self, obs: Tensor, explore: bool) -> Tensor:
         return self.actor.act(self.normalize(obs), explore)
 
-    def update(self, batch: Batch) -> Metrics:  # type: ignore[override]
+    def update(self, batch: Batch) -> Metrics:
         self.updates += 1
         batch = self.normalized(batch)
         alpha = self.log_alpha.detach().exp()

@@ -92,7 +92,7 @@ class DiscreteSAC(Learner):
             logits -= torch.empty_like(logits).exponential_().log_()
         return logits.argmax(-1)
 
-    def update(self, batch: Batch) -> Metrics:  # type: ignore[override]
+    def update(self, batch: Batch) -> Metrics:
         self.updates += 1
         batch = self.normalized(batch)
         alpha = self.log_alpha.detach().exp()

@@ -124,7 +124,7 @@ class DQN(Learner):
         self.explored += len(obs)
         return torch.where(at_random, torch.randint_like(action, self.spec.action_dim), action)
 
-    def update(self, batch: Batch) -> Metrics:  # type: ignore[override]
+    def update(self, batch: Batch) -> Metrics:
         self.updates += 1
         batch = self.normalized(batch)
         self.td_error, metrics = self._differentiate(batch)

@@ -170,7 +170,7 @@ class PPO(Learner):
     def act(self, obs: Tensor, explore: bool) -> Tensor:
         return self.policy.act(self.normalize(obs).flatten(1), explore)
 
-    def update(self, rollout: Rollout) -> Metrics:  # type: ignore[override]
+    def update(self, rollout: Rollout) -> Metrics:
         self.updates += 1
         cfg = self.cfg
         data = experience(rollout, self, cfg.gae_lambda)

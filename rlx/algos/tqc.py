@@ -147,8 +147,8 @@ class TQC(Learner):
             next_action, next_log_prob = self.actor.sample(batch.next_obs)
             kept = truncated(self.target_critic(batch.next_obs, next_action), self.cfg.dropped)
             next_values = kept - (alpha * next_log_prob).unsqueeze(-1)
-            step = (x.unsqueeze(-1) for x in (batch.reward, batch.discount, batch.terminated))
-            target = td_target(*step, next_values)  # [B, m], still in order
+            reward, discount, terminated = (x[:, None] for x in (batch.reward, batch.discount, batch.terminated))
+            target = td_target(reward, discount, terminated, next_values)  # [B, m], still in order
         return critic_loss(self.critic(batch.obs, batch.action), target)
 
     @compilable

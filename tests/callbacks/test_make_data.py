@@ -12,8 +12,8 @@ from rlx.data.sources import load_transition_dataset
 from rlx.errors import UserError
 
 TINY = ["experiment=make_data_pendulum", "algo.hidden=[8,8]", "algo.batch_size=16", "trainer.max_env_steps=450",
-        "trainer.eval_interval=200", "trainer.eval_episodes=1", "trainer.learning_starts=400", "logger=none", "threads=1",
-        "callbacks.make_data.episodes=2", "env.max_episode_steps=50", "~callbacks.progress"]  # fmt: skip
+        "trainer.eval_interval=200", "trainer.eval_episodes=1", "trainer.learning_starts=400", "threads=1",
+        "callbacks.make_data.episodes=2", "logger=none", "env.max_episode_steps=50", "~callbacks.progress"]  # fmt: skip
 
 
 def test_four_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -15,6 +15,7 @@ def test_crossq_solves_pendulum(tmp_path: Path) -> None:
         "algo=crossq",
         "env=pendulum",
         "threads=1",
+        "trainer.max_env_steps=4000",
         "trainer.eval_interval=0",
         "trainer.checkpoint_interval=0",
         run_dir=tmp_path / "run",
