@@ -46,6 +46,7 @@ from rlx.envs import make_env, make_vector_env, spec_of
 from rlx.envs.factory import EnvConfig
 from rlx.errors import UserError
 from rlx.learner import Learner
+from rlx.nn import keep_freed_memory
 from rlx.paths import conf_dir
 from rlx.policy import Policy
 from rlx.rewards import RewardTransform
@@ -329,6 +330,7 @@ def set_threads(cfg: DictConfig, saved: int | None = None) -> int:
     if saved and chosen != saved:
         log.warning("The run had %d threads and now has %d: results may differ in the last bits.", saved, chosen)
     torch.set_num_threads(chosen)
+    keep_freed_memory()
     return int(chosen)
 
 

@@ -74,7 +74,9 @@ def overrides_of(name: str) -> tuple[str, ...]:
     presets = tuple(f"env={ENVS[kind]}" for kind in cls.actions if kind in ENVS)
     env = "env=point_goal" if getattr(cls, "needs_goal", False) else presets[0]
     chosen = (f"algo={name}", env, "~algo_env")
-    return (*chosen, *SMALL, *REGIMES[compose_config(chosen).trainer.regime])
+    nets = [f.name for f in fields(schemas()[f"algo/{name}"]) if f.name.endswith("_hidden")]  # besides `hidden`
+    small = (*SMALL, *(f"algo.{net}=[16,16]" for net in nets))
+    return (*chosen, *small, *REGIMES[compose_config(chosen).trainer.regime])
 
 
 @pytest.fixture(scope="module")

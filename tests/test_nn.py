@@ -29,6 +29,11 @@ from rlx.nn import (
 OPTIONS = list(itertools.product([None, 3], ["relu", "tanh", "elu"], [False, True]))
 
 
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)  # gradients are compared by differences, which a kink of relu nearby would spoil
+
+
 def parts(net: MLP) -> list[Tensor]:
     return list(net.parameters())
 
