@@ -9,7 +9,7 @@ replay.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,6 +78,13 @@ class HindsightReplay(Replay):
         self._end[rows % self.capacity] = last
         self._latest = self._starts[env]
         self._starts[env] = last + self.num_envs
+
+    def cut_off(self, envs: Sequence[int]) -> None:
+        super().cut_off(envs)
+        for env in envs if self.total else ():
+            newest = self.total - self.num_envs + env
+            if self._starts[env] <= newest:
+                self._close(newest)
 
     def indices(self, batch_size: int, n_batches: int) -> np.ndarray:
         """Uniform over the rows of whole, finished episodes, by rejection."""
