@@ -158,7 +158,7 @@ class Trainer:
         self._clock = time.perf_counter() - self.state.wall_time
         self.bus.emit("run_start", self)
         self._check_budgets()
-        names = list(self.settings.phases)
+        names = [name for name, phase in self.settings.phases.items() if phase.updates != 0]
         if not self.state.phase:
             self._enter(names[0])
         for name in names[names.index(self.state.phase) :]:
