@@ -49,7 +49,11 @@ def rlx_overrides(algo: str, env: str) -> list[str]:
     steps, h, lr = budget(algo, env), HIDDEN[env], LR[env]
     common = [f"algo={algo}", f"env={env}", "threads=1", f"algo.hidden=[{h},{h}]", "~callbacks.progress"]
     common += [f"trainer.max_env_steps={steps}", f"trainer.eval_interval={steps // 10}", "logger=jsonl"]
-    common += ["trainer.checkpoint_interval=0", "trainer.eval_episodes=10", "~algo_env"]  # no tuned pairs: equal settings
+    common += [
+        "trainer.checkpoint_interval=0",
+        "trainer.eval_episodes=10",
+        "~algo_env",
+    ]  # no tuned pairs: equal settings
     if algo == "tqc":
         common += ["algo.critics=2"]
     if algo in ("sac", "tqc", "crossq"):

@@ -105,8 +105,8 @@ def test_goes_online_where_returns_are_not_known_yet(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CalQL, "update", watched)
         result = rlx.train(
-            "algo=cal_ql", "trainer=offline_to_online", "env=pendulum", "~algo_env", "dataset=random", "dataset.size=400", "threads=1",
-            "logger=none", "algo.hidden=[16,16]", "algo.batch_size=16", "trainer.pretrain_updates=5",
+            "algo=cal_ql", "trainer=offline_to_online", "env=pendulum", "~algo_env", "dataset=random", "dataset.size=400",
+            "threads=1", "logger=none", "algo.hidden=[16,16]", "algo.batch_size=16", "trainer.pretrain_updates=5",
             "trainer.warmup_steps=10", "trainer.max_env_steps=20", "trainer.eval_episodes=1", run_dir=tmp_path / "run",
         )  # fmt: skip
     assert len(seen) == 15

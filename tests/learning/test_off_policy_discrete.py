@@ -16,9 +16,3 @@ COMMON = ("env=cartpole", "threads=1", "trainer.eval_interval=0", "trainer.check
 def test_solves_cartpole(algo: str, tmp_path: Path) -> None:
     result = rlx.train(f"algo={algo}", *COMMON, run_dir=tmp_path / "run", seed=0)
     assert result.summary["eval_return_mean"] >= 400.0
-
-
-@pytest.mark.learning
-def test_dqn_solves_cartpole_from_a_prioritized_replay(tmp_path: Path) -> None:
-    result = rlx.train("algo=dqn", "replay=prioritized", *COMMON, run_dir=tmp_path / "run", seed=0)
-    assert result.summary["eval_return_mean"] >= 400.0
