@@ -105,9 +105,10 @@ def test_goes_online_where_returns_are_not_known_yet(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CalQL, "update", watched)
         result = rlx.train(
-            "algo=cal_ql", "trainer=offline_to_online", "env=pendulum", "~algo_env", "dataset=random", "dataset.size=400",
-            "threads=1", "logger=none", "algo.hidden=[16,16]", "algo.batch_size=16", "trainer.pretrain_updates=5",
-            "trainer.warmup_steps=10", "trainer.max_env_steps=20", "trainer.eval_episodes=1", run_dir=tmp_path / "run",
+            "algo=cal_ql", "trainer=offline_to_online", "env=pendulum", "~algo_env", "dataset=random", "threads=1",
+            "dataset.size=400", "logger=none", "algo.hidden=[16,16]", "algo.batch_size=16",
+            "trainer.pretrain_updates=5", "trainer.warmup_steps=10", "trainer.max_env_steps=20", "trainer.eval_episodes=1",
+            run_dir=tmp_path / "run",
         )  # fmt: skip
     assert len(seen) == 15
     assert all(batch.mc_return.isfinite().all() for batch in seen[:5])
