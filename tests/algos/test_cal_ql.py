@@ -107,8 +107,8 @@ def test_goes_online_where_returns_are_not_known_yet(tmp_path: Path) -> None:
         result = rlx.train(
             "algo=cal_ql", "trainer=offline_to_online", "env=pendulum", "~algo_env", "dataset=random", "threads=1",
             "dataset.size=400", "logger=none", "algo.hidden=[16,16]", "algo.batch_size=16",
-            "trainer.pretrain_updates=5", "trainer.warmup_steps=10", "trainer.max_env_steps=20", "trainer.eval_episodes=1",
-            run_dir=tmp_path / "run",
+            "trainer.warmup_steps=10", "trainer.max_env_steps=20", "trainer.eval_episodes=1",
+            "trainer.pretrain_updates=5", run_dir=tmp_path / "run",
         )  # fmt: skip
     assert len(seen) == 15
     assert all(batch.mc_return.isfinite().all() for batch in seen[:5])
