@@ -43,8 +43,8 @@ REGIMES = {
     ),
     "offline_to_online": (
         "dataset=random", "dataset.size=400", "trainer.max_env_steps=90", "trainer.learning_starts=20",
-        "trainer.pretrain_updates=15", "trainer.gradient_updates_per_step=1", "trainer.eval_interval=50",
-        "trainer.checkpoint_interval=40", "trainer.log_interval=20",
+        "trainer.warmup_steps=20", "trainer.pretrain_updates=15", "trainer.gradient_updates_per_step=1",
+        "trainer.eval_interval=50", "trainer.checkpoint_interval=40", "trainer.log_interval=20",
     ),
 }  # fmt: skip
 USUAL = {
