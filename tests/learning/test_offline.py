@@ -15,7 +15,7 @@ pytestmark = pytest.mark.learning
 
 MARGIN = 200.0  # return above the mean of the data; broken losses end below it
 TD3_BC = ("algo.hidden=[64,64]", "algo.actor_lr=1e-3", "algo.critic_lr=1e-3", "algo.discount=0.95", "algo.tau=0.02",
-          "algo.alpha=10")  # fmt: skip
+          "algo.alpha=10", "schedule.kind=constant")  # fmt: skip
 ALGORITHMS = {"td3_bc": TD3_BC, "awac": (), "iql": (), "cql": (), "cal_ql": ()}  # the others have tuned pairs
 
 every_algorithm = pytest.mark.parametrize("algo", list(ALGORITHMS))
