@@ -50,7 +50,7 @@ REGIMES = {
 USUAL = {
     "off_policy": ("algo=sac", "env=pendulum"),
     "on_policy": ("algo=ppo", "env=cartpole", "~algo_env"),
-    "offline": ("algo=td3_bc", "env=pendulum"),
+    "offline": ("algo=td3_bc", "env=pendulum", "~algo_env"),
     "offline_to_online": ("algo=rlpd", "env=pendulum", "~algo_env"),
 }
 
