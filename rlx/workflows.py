@@ -41,7 +41,7 @@ from rlx.data.dataset import TransitionDataset
 from rlx.data.inspect import inspect_dataset
 from rlx.data.minari import minari_root, write_minari
 from rlx.data.replay import DatasetReplay, Replay
-from rlx.data.sources import load_transition_dataset
+from rlx.data.sources import finish, load_transition_dataset
 from rlx.envs import make_env, make_vector_env, spec_of
 from rlx.envs.factory import EnvConfig
 from rlx.errors import UserError
@@ -150,7 +150,8 @@ def build(cfg: DictConfig, folder: Path) -> Trainer:
     """Everything that a run is made of, from its config."""
     env_cfg: EnvConfig = OmegaConf.to_object(cfg.env)  # type: ignore[assignment]
     simulator = env_cfg.id != NO_ENV
-    spec = env_spec(env_cfg) if simulator else spec_of_dataset(cfg)
+    data = None if simulator else read_dataset(cfg)  # first of all, where the Spec comes from it
+    spec = env_spec(env_cfg) if data is None else spec_of_dataset(data)
     check_spec(cfg, spec)
     phases = list(cfg.trainer.phases.values())
     collects = any(phase.collect > 0 for phase in phases)
@@ -159,7 +160,7 @@ def build(cfg: DictConfig, folder: Path) -> Trainer:
     reward = instantiate(cfg.reward, trust=cfg.trust)
     with choose_device(cfg.device):  # weights and optimizer states are made there
         learner: Learner = instantiate(cfg.algo, spec, trust=cfg.trust)
-    dataset, prior = load_prior(cfg, spec, reward, learner) if cfg.dataset is not None else (None, None)
+    dataset, prior = load_prior(cfg, spec, reward, learner, data) if cfg.dataset is not None else (None, None)
     envs = make_vector_env(env_cfg) if collects else None
     replay = None
     if envs is not None and any(phase.collect > 0 and not phase.on_policy for phase in phases):
@@ -185,10 +186,17 @@ def build(cfg: DictConfig, folder: Path) -> Trainer:
 
 
 def load_prior(
-    cfg: DictConfig, spec: Spec, reward: RewardTransform, learner: Learner
+    cfg: DictConfig, spec: Spec, reward: RewardTransform, learner: Learner, data: TransitionDataset | None = None
 ) -> tuple[TransitionDataset, DatasetReplay]:
-    """The dataset with its rewards transformed, and as a source of batches; the learner takes statistics from it."""
-    dataset: TransitionDataset = instantiate(cfg.dataset, spec, int(cfg.seed), trust=cfg.trust)
+    """The dataset with its rewards transformed, and as a source of batches; the learner takes statistics from it.
+
+    `data` are its rows if they have been read already.
+    """
+    dataset: TransitionDataset
+    if data is None:
+        dataset = instantiate(cfg.dataset, spec, int(cfg.seed), trust=cfg.trust)
+    else:
+        dataset = finish(data, cfg.dataset, spec)
     reward.fit(dataset)
     dataset = dataset.with_reward_transform(reward)
     if learner.needs_mc_return:
@@ -199,16 +207,20 @@ def load_prior(
     return dataset, DatasetReplay(dataset, spec, cfg.algo.discount, cfg.replay.n_step, int(cfg.seed))
 
 
-def spec_of_dataset(cfg: DictConfig) -> Spec:
-    """The Spec that a dataset implies, where there is no env; the action box is the range of the data."""
+def read_dataset(cfg: DictConfig) -> TransitionDataset:
+    """The rows of the dataset as they are stored, for runs that have no env to tell what they should be."""
     if cfg.dataset is None:
         raise UserError(
             "env=none takes its shapes from a dataset and none is given; add dataset=npz dataset.path=FILE."
         )
-    source = cfg.dataset.get("path") or cfg.dataset.get("id")
-    if not source:
+    if not (cfg.dataset.get("path") or cfg.dataset.get("id")):
         raise UserError("env=none needs dataset.path=FILE or dataset.id=ID.")
-    dataset = load_transition_dataset(source)
+    dataset: TransitionDataset = instantiate(cfg.dataset, None, int(cfg.seed), trust=cfg.trust)
+    return dataset
+
+
+def spec_of_dataset(dataset: TransitionDataset) -> Spec:
+    """The Spec that a dataset implies, where there is no env; the action box is the range of the data."""
     common: dict[str, Any] = {
         "env_id": NO_ENV,
         "obs_shape": tuple(dataset.obs.shape[1:]),
@@ -375,6 +387,15 @@ def _restore_learner(path: str | Path, trust: tuple[str, ...]) -> tuple[Learner,
     return learner.eval(), cfg
 
 
+def _restore_to_act(path: str | Path, trust: tuple[str, ...]) -> tuple[Learner, DictConfig]:
+    """As `_restore_learner`, where the policy's env is going to be made: it has to be allowed, and to be there."""
+    learner, cfg = _restore_learner(path, trust)
+    refuse_foreign_env(cfg, trust)
+    if cfg.env.id == NO_ENV:
+        raise UserError("This policy was trained with env=none: there is no simulator to run it in.")
+    return learner, cfg
+
+
 def load(path: str | Path, trust: tuple[str, ...] = ()) -> Policy:
     """The policy in a run folder (its best) or a checkpoint folder."""
     return Policy(_restore_learner(path, trust)[0])
@@ -384,10 +405,7 @@ def evaluate(path: str | Path, episodes: int = 10, seed: int = 0, trust: tuple[s
     """Raw returns of the deterministic policy in fresh environments."""
     if episodes < 1:
         raise UserError(f"episodes={episodes} is not possible; give at least 1.")
-    learner, cfg = _restore_learner(path, trust)
-    refuse_foreign_env(cfg, trust)
-    if cfg.env.id == NO_ENV:
-        raise UserError("This policy was trained with env=none: there is no simulator to run it in.")
+    learner, cfg = _restore_to_act(path, trust)
     envs = make_vector_env(OmegaConf.to_object(cfg.env), min(episodes, 10))  # type: ignore[arg-type]
     try:
         found = evaluate_learner(learner, envs, episodes, seed)
@@ -425,10 +443,7 @@ def collect(
     storage = minari_root()
     if (storage / id).exists():
         raise UserError(f"The dataset {id} exists already in {storage}; choose another id, or delete it.")
-    learner, cfg = _restore_learner(path, trust)
-    refuse_foreign_env(cfg, trust)
-    if cfg.env.id == NO_ENV:
-        raise UserError("This policy was trained with env=none: there is no simulator to run it in.")
+    learner, cfg = _restore_to_act(path, trust)
     if learner.spec.goal is not None:
         raise UserError(f"{cfg.env.id} is a goal env, whose dict observations collect cannot write; use another env.")
     envs = make_vector_env(OmegaConf.to_object(cfg.env), min(episodes, 10))  # type: ignore[arg-type]

@@ -26,8 +26,10 @@ from gymnasium.envs.registration import register, registry
 from helpers import REGIMES, final, resumed, rows, same_run, same_tensors, signalled, snapshots, tiny
 
 import rlx
+from rlx.checkpoint import read_folder, write_folder
 from rlx.cli import main
 from rlx.data.replay import Replay
+from rlx.data.sources import roll_out_random
 from rlx.errors import UserError
 
 ROOT = Path(__file__).parent.parent
@@ -346,6 +348,71 @@ def test_another_thread_count_is_said(
     shutil.copytree(damageable[0], run, symlinks=True)
     assert resumed(run, "threads=2").summary["threads"] == 2
     assert any("threads" in r.getMessage() for r in caplog.records if r.levelno == logging.WARNING)
+
+
+# -- data that are not what they were ---------------------------------------------------------------------------------
+
+CHANGES = {
+    "obs": lambda a: np.where(np.arange(len(a))[:, None] == 1501, a + 1.0, a),  # not one of the sampled rows
+    "next_obs": lambda a: a + np.float32(1e-3),
+    "action": lambda a: -a,
+    "reward": lambda a: np.where(np.arange(len(a)) == 7, 0.0, a),
+    "truncated": lambda a: np.where(np.arange(len(a)) == 11, 1.0, a),
+}
+
+
+@pytest.fixture(scope="module")
+def with_data(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+    """The file of a dataset, a run on it that was killed after its second checkpoint, and the undisturbed one."""
+    folder = tmp_path_factory.mktemp("data")
+    file = roll_out_random("Pendulum-v1", 2500, seed=3).save(folder / "data.npz")
+    overrides = [o for o in tiny("offline") if not o.startswith("dataset")]
+    return file, *pair(folder, ("checkpoint", 2), *overrides, "dataset=npz", f"dataset.path={file}")
+
+
+def changed(file: Path, to: Path, **changes: Any) -> Path:
+    with np.load(file) as arrays:
+        np.savez(to, **{name: changes.get(name, lambda a: a)(arrays[name]) for name in arrays.files})
+    return to
+
+
+# of observations on disk only some rows are looked at
+NOTICED = [(column, memory) for column in CHANGES for memory in ("ram", "mmap") if (column, memory) != ("obs", "mmap")]
+
+
+@pytest.mark.parametrize(("column", "memory"), NOTICED)
+def test_changed_data_are_refused(column: str, memory: str, with_data: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    file, middle, _ = with_data
+    run = tmp_path / "run"
+    shutil.copytree(middle, run, symlinks=True)
+    other = changed(file, tmp_path / "other.npz", **{column: CHANGES[column]})
+    before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
+    with pytest.raises(UserError, match=rf"other.npz has changed .*{column}.*dataset.path=FILE"):
+        resumed(run, f"dataset.path={other}", f"dataset.memory={memory}")
+    assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
+
+
+@pytest.mark.parametrize("memory", ["ram", "mmap"])
+def test_the_same_data_elsewhere_are_welcome(memory: str, with_data: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    file, middle, whole = with_data
+    run = tmp_path / "run"
+    shutil.copytree(middle, run, symlinks=True)
+    copy = changed(file, tmp_path / "copy.npz")
+    resumed(run, f"dataset.path={copy}", f"dataset.memory={memory}", "reward.scale=1.0")
+    same_tensors(final(run), final(whole))
+
+
+def test_a_checkpoint_without_a_fingerprint_resumes(with_data: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    """As they were written before there was one."""
+    _, middle, whole = with_data
+    run = tmp_path / "run"
+    shutil.copytree(middle, run, symlinks=True)
+    for folder in (run / "checkpoints").glob("step_*"):
+        saved = read_folder(folder)
+        del saved.state["data"]
+        write_folder(saved, folder)
+    resumed(run)
+    same_run(run, whole)
 
 
 # -- an env that cannot be replayed ----------------------------------------------------------------------------------

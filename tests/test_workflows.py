@@ -13,6 +13,8 @@ import torch
 from helpers import resumed, same_run, tiny
 
 import rlx
+from rlx.data import sources
+from rlx.data.sources import roll_out_random
 from rlx.errors import UserError
 from rlx.workflows import Result, choose_device, default_run_dir, set_threads
 
@@ -126,3 +128,23 @@ def test_a_mistake_while_building_leaves_no_processes(tmp_path: Path) -> None:
             *tiny("off_policy", "env=cartpole", "env.vectorization=async", "env.num_envs=2"), run_dir=tmp_path / "r"
         )
     assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("memory", ["ram", "mmap"])
+def test_without_an_env_the_dataset_is_read_once(memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = roll_out_random("Pendulum-v1", 300, seed=1)
+    data.env_id = None
+    file = data.save(tmp_path / "data.npz")
+    read: list[str] = []
+    original = sources.read_npz
+    monkeypatch.setattr(sources, "read_npz", lambda path, mmap=False: read.append(path) or original(path, mmap))
+    small = ("algo.hidden=[8,8]", "algo.batch_size=16", "trainer.max_updates=5", "threads=1", "logger=none")
+    given = ("env=none", "dataset=npz", f"dataset.path={file}", f"dataset.memory={memory}")
+    found = rlx.train("algo=td3_bc", *given, *small, run_dir=tmp_path / "run")
+    assert read == [str(file)]
+    spec = found.learner.spec
+    assert (spec.obs_shape, spec.action_shape) == ((3,), (1,))
+    assert (spec.action_low, spec.action_high) == ((float(data.action.min()),), (float(data.action.max()),))
+    for use in (rlx.evaluate, lambda run: rlx.collect(run, "test/none-v0")):
+        with pytest.raises(UserError, match="env=none"):
+            use(found.run_dir)

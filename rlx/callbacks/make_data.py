@@ -8,12 +8,20 @@ Writes Minari datasets below one prefix:
     <prefix>/medium-expert-v0   both kinds of episodes
 
 Policies act deterministically with `noise`, as in `python -m rlx collect`.
+
+A set that exists already is refused before any work, unless this very run wrote it: it was then killed, or goes on to
+a larger budget, and writes the set again. A mark in the run folder, repeated in the description of every set, tells.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import os
+import tempfile
+import uuid
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +30,7 @@ from omegaconf import OmegaConf
 
 from rlx.callbacks.bus import Callback
 from rlx.callbacks.metrics import INTERRUPTED
+from rlx.checkpoint import write_atomically
 from rlx.data.collect import collect_episodes, episodes_of_rows
 from rlx.data.minari import Episode, load_episodes, minari_root, write_minari
 from rlx.envs.factory import make_vector_env
@@ -31,6 +40,8 @@ if TYPE_CHECKING:
     from rlx.trainers.trainer import Trainer
 
 log = logging.getLogger("rlx")
+
+MARK = "make_data.mark"  # the file in the run folder
 
 
 @dataclass
@@ -56,16 +67,22 @@ class MakeData(Callback):
             )
         self.cfg = cfg
         self.medium = False  # has it been written
+        self.mark = ""  # in the description of what this run writes
 
     def on_run_start(self, trainer: Trainer) -> None:
         if trainer.replay is None:
             raise UserError("callbacks.make_data keeps what a run collects into a replay; use an off-policy algorithm.")
-        names = ("expert",) if self.medium else ("medium", "medium-replay", "expert", "medium-expert")
-        for dataset_id in map(self._id, names):
-            if (minari_root() / dataset_id).exists():
+        file = trainer.run_dir / MARK
+        self.mark = file.read_text() if file.exists() else f"run {uuid.uuid4().hex}"
+        names = ("expert", "medium-expert") if self.medium else ("medium", "medium-replay", "expert", "medium-expert")
+        for name in names:
+            folder = self._folder(name)
+            if folder.exists() and not self._is_own(folder):
                 raise UserError(
-                    f"The dataset {dataset_id} exists already; delete it, or set callbacks.make_data.prefix."
+                    f"The dataset {self._id(name)} exists already and is not of this run; delete it, or set "
+                    "callbacks.make_data.prefix."
                 )
+        write_atomically(file, self.mark.encode())  # before the first set, so that a kill leaves none without it
 
     def on_evaluated(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         if not self.medium and metrics["eval/return_mean"] >= self.cfg.medium_return:
@@ -94,6 +111,17 @@ class MakeData(Callback):
     def _id(self, name: str) -> str:
         return f"{self.cfg.prefix}/{name}-v0"
 
+    def _folder(self, name: str) -> Path:
+        return minari_root() / self._id(name)
+
+    def _is_own(self, folder: Path) -> bool:
+        """Did this run write it, before it was killed or ended?"""
+        try:
+            description = json.loads((folder / "data" / "metadata.json").read_text())["description"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+        return str(description).endswith(f"({self.mark})")
+
     def _roll_out(self, trainer: Trainer, seed: int) -> list[Episode]:
         def act(obs: np.ndarray) -> np.ndarray:
             return trainer.learner.act(torch.from_numpy(obs), explore=False).numpy()
@@ -108,8 +136,13 @@ class MakeData(Callback):
     def _write(self, trainer: Trainer, name: str, episodes: list[Episode]) -> None:
         returns = [float(e.reward.sum()) for e in episodes]
         text = f"{name}: {trainer.cfg.algo.name} on {trainer.spec.env_id} after {trainer.state.env_steps} env steps"
+        text = f"{text} ({self.mark})"
         algorithm = str(trainer.cfg.algo.name)
         root, env_id = minari_root(), trainer.spec.env_id
+        folder = self._folder(name)
+        if self._is_own(folder):  # of two writers the first one wins, and here the second one is to
+            with tempfile.TemporaryDirectory(prefix=".rlx-", dir=root) as beside:
+                os.rename(folder, Path(beside) / folder.name)  # at once: half a set would be nobody's
         write_minari(self._id(name), episodes, env_id, root, algorithm=algorithm, description=text)
         log.info("%s: %d episodes, return %.1f +- %.1f",
                  self._id(name), len(episodes), np.mean(returns), np.std(returns))  # fmt: skip

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rlx.data.minari import Episode
-from rlx.envs.runner import to_env_units
+from rlx.envs.evaluation import episode_seeds, walk_episodes
 from rlx.envs.vector import VectorEnv
 from rlx.policy import unscaled
 from rlx.types import Spec
@@ -26,34 +26,14 @@ def collect_episodes(
     `noise` is the std of Gaussian noise on box actions (in units of [-1, 1]), or the share of random discrete ones.
     """
     rng = np.random.default_rng(seed)
-    to_env = to_env_units(envs.action_space)
-    seeds = [int(s) for s in np.random.SeedSequence(seed).generate_state(episodes)]
-    finished: dict[int, Episode] = {}
-    upcoming = min(envs.num_envs, episodes)
-    running = list(range(upcoming)) + [-1] * (envs.num_envs - upcoming)  # which episode each env is in; -1: none
-    first = envs.reset({i: seeds[max(k, 0)] for i, k in enumerate(running)})
-    obs = np.stack([first[i] for i in range(envs.num_envs)])
-    tapes: list[list[tuple]] = [[] for _ in running]
-    starts = obs.copy()
-    while len(finished) < episodes:
-        action = _noisy(act(obs), spec, noise, rng)
-        in_env_units = to_env(action)
-        step = envs.step(in_env_units)
-        obs = step.next_obs.copy()
-        again: dict[int, int] = {}
-        for i, k in enumerate(running):
-            ended = bool(step.terminated[i] or step.truncated[i])
-            if k >= 0:
-                tapes[i].append((in_env_units[i], step.reward[i], step.terminated[i], step.truncated[i], obs[i].copy()))
-            if ended:
-                if k >= 0:
-                    finished[k] = _episode(starts[i], tapes[i], seeds[k])
-                running[i], upcoming = (upcoming, upcoming + 1) if upcoming < episodes else (-1, upcoming)
-                again[i] = seeds[max(running[i], 0)]
-        for i, first_obs in envs.reset(again).items() if again else ():
-            obs[i] = starts[i] = first_obs
-            tapes[i] = []
-    return [finished[k] for k in range(episodes)]
+    seeds = episode_seeds(seed, episodes)
+    tapes: list[list[tuple]] = [[] for _ in seeds]
+    last: list[np.ndarray] = [np.empty(0)] * episodes  # what was seen after the latest step of each
+    for obs, action, step, running in walk_episodes(lambda obs: _noisy(act(obs), spec, noise, rng), envs, seeds):
+        for i, k in running:
+            tapes[k].append((obs[i], action[i], step.reward[i], step.terminated[i], step.truncated[i]))
+            last[k] = step.next_obs[i].copy()
+    return [_episode(*parts) for parts in zip(tapes, last, seeds, strict=True)]
 
 
 def _noisy(action: np.ndarray, spec: Spec, noise: float, rng: np.random.Generator) -> np.ndarray:
@@ -66,9 +46,9 @@ def _noisy(action: np.ndarray, spec: Spec, noise: float, rng: np.random.Generato
     return np.where(chosen.reshape(-1, *[1] * (action.ndim - 1)), random, action)
 
 
-def _episode(start: np.ndarray, tape: list[tuple], seed: int) -> Episode:
-    action, reward, terminated, truncated, next_obs = (np.array(column) for column in zip(*tape, strict=True))
-    return Episode(np.concatenate([start[None], next_obs]), action, reward, terminated, truncated, seed)
+def _episode(tape: list[tuple], last: np.ndarray, seed: int) -> Episode:
+    obs, action, reward, terminated, truncated = (np.array(column) for column in zip(*tape, strict=True))
+    return Episode(np.concatenate([obs, last[None]]), action, reward, terminated, truncated, seed)
 
 
 def episodes_of_rows(replay: Replay) -> list[Episode]:

@@ -1,7 +1,8 @@
 """Where datasets come from: files, an env, an earlier run. (Minari has a module of its own.)
 
 Every source is a config dataclass and a function `load_x(cfg, spec, seed) -> TransitionDataset` whose result is
-checked against the env and has its box actions in [-1, 1].
+checked against the env and has its box actions in [-1, 1]. Where there is no env, the Spec is taken from the data:
+files are then read with `spec=None`, and `finish` is called once it is known.
 """
 
 from __future__ import annotations
@@ -88,15 +89,15 @@ class RunConfig(DatasetConfig):
     path: str = ""  # the run folder
 
 
-def load_npz(cfg: NpzConfig, spec: Spec, seed: int = 0) -> TransitionDataset:
+def load_npz(cfg: NpzConfig, spec: Spec | None, seed: int = 0) -> TransitionDataset:
     return finish(read_npz(cfg.path, cfg.memory == Memory.mmap), cfg, spec)
 
 
-def load_pt(cfg: PtConfig, spec: Spec, seed: int = 0) -> TransitionDataset:
+def load_pt(cfg: PtConfig, spec: Spec | None, seed: int = 0) -> TransitionDataset:
     return finish(read_pt(cfg.path), cfg, spec)
 
 
-def load_hdf5(cfg: Hdf5Config, spec: Spec, seed: int = 0) -> TransitionDataset:
+def load_hdf5(cfg: Hdf5Config, spec: Spec | None, seed: int = 0) -> TransitionDataset:
     return finish(read_hdf5(cfg.path, cfg.memory == Memory.mmap), cfg, spec)
 
 
@@ -104,12 +105,14 @@ def load_random(cfg: RandomConfig, spec: Spec, seed: int = 0) -> TransitionDatas
     return finish(roll_out_random(spec.env_id, cfg.size, seed), cfg, spec)
 
 
-def load_run(cfg: RunConfig, spec: Spec, seed: int = 0) -> TransitionDataset:
+def load_run(cfg: RunConfig, spec: Spec | None, seed: int = 0) -> TransitionDataset:
     return finish(read_run(cfg.path), cfg, spec)
 
 
-def finish(dataset: TransitionDataset, cfg: DatasetConfig, spec: Spec) -> TransitionDataset:
-    """Check against the env, scale actions, and tell what was loaded."""
+def finish(dataset: TransitionDataset, cfg: DatasetConfig, spec: Spec | None) -> TransitionDataset:
+    """Check against the env, scale actions, and tell what was loaded; without a spec, the data as they are."""
+    if spec is None:
+        return dataset
     dataset = dataset.fitted_to(spec, cfg.actions_outside, cfg.any_env)
     keys = ", ".join(f"{key} -> {column}" for key, column in dataset.key_map.items())
     log.info("%s: %d transitions, %d episodes (%s)", dataset.source, len(dataset), len(dataset.episodes), keys)

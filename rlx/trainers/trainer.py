@@ -135,6 +135,7 @@ class Trainer:
         self.reward = reward
         self.run_dir = run_dir
         self.dataset = dataset
+        self._fingerprint = dataset.fingerprint() if dataset is not None else None
         self.replay = replay
         self.prior = prior
         self.state = TrainerState()
@@ -388,6 +389,7 @@ class Trainer:
             "reward": self.reward.state(),
             "replay": self.replay.state() if self.replay is not None else None,
             "prior": self.prior.state() if self.prior is not None else None,
+            "data": self._fingerprint,
             "threads": torch.get_num_threads(),
         }
         if self.replay is not None and (changing := self.replay.tensors()):
@@ -403,6 +405,7 @@ class Trainer:
     def restore(self, saved: Checkpoint) -> None:
         """Continue from a full checkpoint. Random states come last, so that nothing here disturbs them."""
         state = saved.state
+        self._refuse_other_data(state.get("data"))
         self.resumed = True
         self.state = TrainerState(**state["trainer"])
         self.learner.load_tensors(saved.tensors["learner"])
@@ -427,6 +430,20 @@ class Trainer:
         set_rng_state(state["rng"], saved.tensors["rng"])
         if self.state.stop_reason in (*BUDGETS, *INTERRUPTS.values()):
             self.state.should_stop, self.state.stop_reason = False, ""
+
+    def _refuse_other_data(self, saved: dict[str, int] | None) -> None:
+        """The dataset is not part of a checkpoint: it has to be the one that the run began with."""
+        if self.dataset is None or self._fingerprint is None or saved is None:  # older checkpoints have no fingerprint
+            return
+        different = {
+            name.removeprefix("some ") for name, found in self._fingerprint.items() if saved.get(name, found) != found
+        }
+        if different:
+            raise UserError(
+                f"{self.dataset.source} has changed since the checkpoint was written ({', '.join(sorted(different))}), "
+                "and a run can only go on with the data that it began with; put them back, say where they are (`python "
+                f"-m rlx resume {self.run_dir} dataset.path=FILE`, or dataset.id=ID), or start a new run."
+            )
 
     def _cut_off(self, lost: list[int]) -> None:
         """These envs had to begin new episodes: what was collected of the old ones ends where the checkpoint was."""

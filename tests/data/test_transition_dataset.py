@@ -195,3 +195,16 @@ def test_rows_are_drawn_from_the_given_generator():
     assert first.shape == (2, 4)
     assert np.array_equal(first, data.sample_rows(np.random.default_rng(3), 4, 2))
     assert set(data.sample_rows(np.random.default_rng(0), 50, 2).ravel().tolist()) == {0, 1, 2, 3, 4}
+
+
+def test_a_fingerprint_knows_every_column_and_not_the_reward_transform():
+    data = TransitionDataset.from_dict(make())
+    known = data.fingerprint()
+    assert known["rows"] == 5
+    assert TransitionDataset.from_dict(make()).fingerprint() == known
+    assert data.with_reward_transform(lambda reward, terminated: 2.0 * reward).fingerprint() == known
+    for column, name in {"obs": "obs", "action": "action", "reward": "raw_reward", "truncated": "truncated"}.items():
+        arrays = make()
+        arrays[column] = np.concatenate([[1 - arrays[column][0]], arrays[column][1:]])
+        found = TransitionDataset.from_dict(arrays).fingerprint()
+        assert {key for key in known if found[key] != known[key]} == {name, f"some {name}"}
