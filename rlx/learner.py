@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rlx.errors import UserError
-from rlx.nn import Adam
+from rlx.nn import Optimizer
 from rlx.types import Batch, Metrics, Spec
 
 
@@ -47,7 +47,7 @@ class Learner(nn.Module):
         self.cfg = cfg
         self.spec = spec
         self.updates = 0  # calls of `update` so far
-        self.optimizers: dict[str, Adam] = {}  # filled by subclasses; saved, and driven by schedules
+        self.optimizers: dict[str, Optimizer] = {}  # filled by subclasses; saved, and driven by schedules
         if cfg.normalize_obs:
             self.register_buffer("obs_mean", torch.zeros(spec.obs_shape))
             self.register_buffer("obs_std", torch.ones(spec.obs_shape))

@@ -58,7 +58,13 @@ GRADIENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 def product(x: Tensor, y: Tensor) -> Tensor:
     """x @ y for two matrices or two stacks of them, without what matmul spends to find out which."""
-    return torch.mm(x, y) if y.dim() == 2 else torch.bmm(x, y)
+    if y.dim() == 2:
+        return torch.mm(x, y)
+    if x.shape[-1] == 1:  # columns times rows
+        return x * y
+    if y.shape[-1] == 1:  # the values of critics: bmm takes eight times as long as one product for each member
+        return torch.stack([torch.mm(a, b) for a, b in zip(x.unbind(), y.unbind(), strict=True)])
+    return torch.bmm(x, y)
 
 
 def linear(x: Tensor, layer: Layer) -> Tensor:
@@ -342,30 +348,19 @@ class DeterministicActor(nn.Module):
         return torch.tanh(self.net(obs))
 
 
-class Adam:
-    """Adam (Kingma & Ba, 2015) on a fixed list of parameters, one fused call per step."""
+class Optimizer:
+    """Steps down the gradients of a fixed list of parameters; all of its state is in `tensors`."""
 
-    def __init__(
-        self,
-        params: Iterable[Tensor],
-        lr: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        max_grad_norm: float | None = None,
-    ):
+    def __init__(self, params: Iterable[Tensor], lr: float, max_grad_norm: float | None = None):
         self.params = list(params)
         if not self.params:
-            raise ValueError("Adam needs at least one parameter.")
+            raise ValueError("An optimizer needs at least one parameter.")
         if lr <= 0.0:
             raise UserError(f"A learning rate has to be positive; got {lr}.")
-        self.lr, self.betas, self.eps, self.weight_decay = lr, betas, eps, weight_decay
+        self.lr = lr
         self.scale = 1.0  # a schedule's multiplier of lr
         self.max_grad_norm = max_grad_norm
         self.grad_norm: Tensor | None = None  # of the last step, when gradients are clipped
-        self.exp_avg = [torch.zeros_like(p, requires_grad=False) for p in self.params]
-        self.exp_avg_sq = [torch.zeros_like(p, requires_grad=False) for p in self.params]
-        self.steps = torch.zeros((), dtype=torch.float32, device=self.params[0].device)
 
     def minimize(self, loss: Tensor, retain_graph: bool = False) -> None:
         """One step down the gradient of `loss`, which reaches these parameters and no others."""
@@ -377,11 +372,40 @@ class Adam:
         if self.max_grad_norm is not None:
             self.grad_norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
             # not in place: one tensor may be the gradient of two parameters
-            grads = torch._foreach_mul(grads, (self.max_grad_norm / (self.grad_norm + 1e-6)).clamp(max=1.0))
+            grads = list(torch._foreach_mul(grads, (self.max_grad_norm / (self.grad_norm + 1e-6)).clamp(max=1.0)))
+        self._move(grads)
+
+    def _move(self, grads: list[Tensor]) -> None:
+        raise NotImplementedError(f"{type(self).__name__} does not define _move")
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The optimizer's state by name; live tensors, not copies."""
+        raise NotImplementedError(f"{type(self).__name__} does not define tensors")
+
+
+class Adam(Optimizer):
+    """Adam (Kingma & Ba, 2015), one fused call per step."""
+
+    def __init__(
+        self,
+        params: Iterable[Tensor],
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        max_grad_norm: float | None = None,
+    ):
+        super().__init__(params, lr, max_grad_norm)
+        self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
+        self.exp_avg = [torch.zeros_like(p, requires_grad=False) for p in self.params]
+        self.exp_avg_sq = [torch.zeros_like(p, requires_grad=False) for p in self.params]
+        self.steps = torch.zeros((), dtype=torch.float32, device=self.params[0].device)
+
+    def _move(self, grads: list[Tensor]) -> None:
         self.steps += 1
         torch._fused_adam_(
             self.params,
-            list(grads),
+            grads,
             self.exp_avg,
             self.exp_avg_sq,
             [],
@@ -396,11 +420,34 @@ class Adam:
         )
 
     def tensors(self) -> dict[str, Tensor]:
-        """The optimizer's state by name; live tensors, not copies."""
         found = {"step": self.steps}
         for i, (mean, square) in enumerate(zip(self.exp_avg, self.exp_avg_sq, strict=True)):
             found |= {f"exp_avg.{i}": mean, f"exp_avg_sq.{i}": square}
         return found
+
+
+class RMSprop(Optimizer):
+    """RMSprop as A3C was trained with it: the mean square starts at one, and eps stands under the root.
+
+    The first steps are as small as the gradients are, where Adam's are as long as all the others.
+    """
+
+    def __init__(
+        self, params: Iterable[Tensor], lr: float, decay: float, eps: float, max_grad_norm: float | None = None
+    ):
+        super().__init__(params, lr, max_grad_norm)
+        self.decay, self.eps = decay, eps
+        self.square = [torch.ones_like(p, requires_grad=False) for p in self.params]
+
+    def _move(self, grads: list[Tensor]) -> None:
+        torch._foreach_mul_(self.square, self.decay)
+        torch._foreach_addcmul_(self.square, grads, grads, value=1.0 - self.decay)
+        root = torch._foreach_add(self.square, self.eps)
+        torch._foreach_sqrt_(root)
+        torch._foreach_addcdiv_(self.params, grads, root, value=-self.lr * self.scale)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {f"square.{i}": square for i, square in enumerate(self.square)}
 
 
 @torch.no_grad()

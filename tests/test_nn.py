@@ -19,10 +19,12 @@ from rlx.nn import (
     Critic,
     DeterministicActor,
     GaussianActor,
+    RMSprop,
     compilable,
     keep_freed_memory,
     plain_mlp,
     polyak,
+    product,
     target_of,
 )
 
@@ -79,6 +81,13 @@ def test_a_shared_input_reaches_every_member_and_members_can_be_picked() -> None
     torch.testing.assert_close(net(x), net(x.expand(3, 5, 4)))
     torch.testing.assert_close(net(x, members=torch.tensor([2, 0])), net(x)[[2, 0]])
     torch.testing.assert_close(net(x, members=slice(1)), net(x)[:1])
+
+
+@pytest.mark.parametrize(("inner", "columns"), [(5, 4), (5, 1), (1, 4)])
+@pytest.mark.parametrize("members", [(), (3,)])
+def test_products_are_those_of_matmul(members: tuple[int, ...], inner: int, columns: int) -> None:
+    x, y = torch.randn(*members, 6, inner), torch.randn(*members, inner, columns)
+    torch.testing.assert_close(product(x, y), x @ y)
 
 
 def test_a_single_network_keeps_the_leading_dimensions() -> None:
@@ -303,6 +312,17 @@ def test_the_state_of_adam_is_complete() -> None:
     run(adam, weight, 3)
     run(resumed, other, 3)
     assert torch.equal(weight, other)
+
+
+def test_rmsprop_by_hand() -> None:
+    weight = torch.tensor([1.0])
+    optimizer = RMSprop([weight], lr=0.5, decay=0.75, eps=1.0)
+    optimizer.step([torch.tensor([3.0])])  # the mean square goes from 1 to 3
+    assert weight.item() == pytest.approx(1.0 - 0.5 * 3.0 / 2.0)
+    optimizer.scale = 0.0
+    optimizer.step([torch.tensor([2.0])])
+    assert weight.item() == pytest.approx(0.25)
+    assert optimizer.tensors()["square.0"].item() == pytest.approx(0.75 * 3.0 + 0.25 * 4.0)
 
 
 def test_a_learning_rate_is_positive() -> None:

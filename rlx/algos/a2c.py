@@ -3,10 +3,7 @@
     policy   max E[A log pi(a|s)] + entropy_coef * H(pi(.|s)),  A = R - V(s)
     value    min (R - V(s))^2,  R the n-step return with n the length of the rollout (GAE with lambda = 1)
 
-One gradient step on each rollout, which is short, so that learning follows the newest policy closely.
-
-Deviation: RMSprop is taken as Adam with beta1 = 0. Both divide the gradient by the root of its running mean square; the
-bias correction of Adam stands where other implementations start that mean at one.
+One step of RMSprop on each rollout, which is short, so that learning follows the newest policy closely.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from torch import Tensor
 from rlx.algos.ppo import CLIP, Experience, experience, explained_variance, running_moments, standardized
 from rlx.distributions import Perceptron, Policy
 from rlx.learner import AlgoConfig, Learner
-from rlx.nn import Adam, compilable
+from rlx.nn import RMSprop, compilable
 from rlx.types import Metrics, Rollout, Spec
 
 
@@ -35,9 +32,8 @@ class A2CConfig(AlgoConfig):
     entropy_coef: float = 0.0
     value_coef: float = 0.5
     max_grad_norm: float = 0.5  # of policy and value function together
-    momentum: float = 0.0  # beta1 of Adam; 0: RMSprop
-    square_decay: float = 0.99  # beta2 of Adam: memory of the mean square
-    eps: float = 1e-5  # added to the root of the mean square
+    square_decay: float = 0.99  # of RMSprop: memory of the mean square
+    eps: float = 1e-5  # added to the mean square
     log_std_init: float = 0.0  # of box actions
 
 
@@ -66,8 +62,7 @@ class A2C(Learner):
         if cfg.normalize_obs:
             self.register_buffer("obs_count", torch.zeros((), dtype=torch.int64))
         params = [*self.policy.parameters(), *self.critic.parameters()]
-        betas = (cfg.momentum, cfg.square_decay)
-        self.optimizers["policy"] = Adam(params, cfg.lr, betas, eps=cfg.eps, max_grad_norm=cfg.max_grad_norm)
+        self.optimizers["policy"] = RMSprop(params, cfg.lr, cfg.square_decay, cfg.eps, cfg.max_grad_norm)
 
     def normalize(self, obs: Tensor) -> Tensor:
         return super().normalize(obs).clamp(-CLIP, CLIP) if self.cfg.normalize_obs else obs

@@ -52,15 +52,15 @@ def test_returns_are_n_step_returns():
     torch.testing.assert_close(data.returns, expected)
 
 
-def test_optimizer_is_rmsprop_with_bias_correction():
-    learner = A2C(A2CConfig(lr=0.1, square_decay=0.9, max_grad_norm=1e9), spec_of())
+def test_optimizer_is_rmsprop_that_starts_at_one():
+    learner = A2C(A2CConfig(lr=0.1, square_decay=0.9, eps=0.0, max_grad_norm=1e9), spec_of())
     optimizer = learner.optimizers["policy"]
     before = optimizer.params[0].detach().clone()
     grads = [torch.full_like(p, 3.0) for p in optimizer.params]
     optimizer.step(grads)
     optimizer.step([2 * g for g in grads])
-    # mean squares 9 and (0.9 * 0.1 * 9 + 0.1 * 36) / (1 - 0.81): steps of 3 / 3 and 6 / sqrt(that)
-    expected = before - 0.1 * (1.0 + 6.0 / ((0.81 + 3.6) / 0.19) ** 0.5)
+    # mean squares 0.9 * 1 + 0.1 * 9 = 1.8 and 0.9 * 1.8 + 0.1 * 36 = 5.22
+    expected = before - 0.1 * (3.0 / 1.8**0.5 + 6.0 / 5.22**0.5)
     torch.testing.assert_close(optimizer.params[0].detach(), expected)
 
 
