@@ -48,19 +48,33 @@ CASES = {
     "sac": Case(peers=("gemm", "sb3", "sbx", "d3rlpy")),
     "td3": Case(peers=("gemm", "sb3", "sbx", "d3rlpy")),
     "ddpg": Case(peers=("gemm", "sb3", "sbx", "d3rlpy")),
-    "tqc": Case(peers=("sb3_contrib", "sbx")),
+    "tqc": Case(peers=("gemm", "sb3_contrib", "sbx")),
+    "crossq": Case(peers=("sb3_contrib", "sbx")),
     "redq": Case(updates=20, peers=("gemm", "sbx")),
     "rlpd": Case(updates=20, peers=("gemm", "sbx")),
     "dqn": Case(obs=4, actions=2, discrete=True, batch_size=32, peers=("gemm", "sb3", "sbx", "d3rlpy")),
     "td3_bc": Case(peers=("gemm", "d3rlpy")),
     "iql": Case(peers=("gemm", "d3rlpy")),
-    "cql": Case(peers=("d3rlpy",)),
+    "cql": Case(peers=("gemm", "d3rlpy")),
+    "cal_ql": Case(peers=("d3rlpy",)),
     "awac": Case(peers=("d3rlpy",)),
     "bc": Case(peers=("d3rlpy",)),
     "bcq": Case(peers=("d3rlpy",)),
     "bear": Case(peers=("d3rlpy",)),
 }
-OURS = {"cql": {"bc_updates": 0}}  # settings of ours that differ from the defaults: no warm-up phases
+# where defaults differ: two critics in TQC, all networks of the same width, as many samples, no warm-up
+OURS: dict[str, dict[str, Any]] = {
+    "tqc": {"critics": 2},
+    "crossq": {"critic_hidden": [WIDTH, WIDTH]},
+    "cql": {"bc_updates": 0},
+    "cal_ql": {"bc_updates": 0},
+    "bcq": {"vae_hidden": [WIDTH, WIDTH]},
+    "bear": {"vae_hidden": [WIDTH, WIDTH], "warmup_updates": 0},
+}
+THEIRS: dict[str, dict[str, Any]] = {  # of d3rlpy
+    "bcq": {"n_action_samples": 10},
+    "bear": {"warmup_steps": 0, "n_mmd_action_samples": 5},
+}
 
 
 def transitions(case: Case) -> dict[str, np.ndarray]:
@@ -91,7 +105,7 @@ def rlx(name: str, case: Case, compile: bool = False) -> Call:
     spec = Spec("bench", (case.obs,), "float32", **kind)
     cfg = config(batch_size=case.batch_size, hidden=[WIDTH, WIDTH], compile=compile, **OURS.get(name, {}))
     learner = getattr(module, config._target_.rsplit(".", 1)[1])(cfg, spec)
-    replay = Replay(UniformConfig(capacity=ROWS), spec, 1, cfg.discount, seed=0)
+    replay = Replay(UniformConfig(capacity=ROWS), spec, 1, cfg.discount, seed=0, mc_return=learner.needs_mc_return)
     replay.add(**transitions(case))
 
     def call() -> None:
@@ -125,7 +139,7 @@ def of_the_sb3_family(library: str, name: str, case: Case, **policy: Any) -> Cal
     """The replay of Stable-Baselines3 is filled in place; `train` samples and updates."""
     from stable_baselines3.common.logger import Logger
 
-    algorithm = getattr(importlib.import_module(library), name.upper())
+    algorithm = getattr(importlib.import_module(library), "CrossQ" if name == "crossq" else name.upper())
     extra = {"batch_size": case.batch_size, "buffer_size": ROWS, "policy_kwargs": {"net_arch": [WIDTH] * 2} | policy}
     if case.updates > 1:
         extra["policy_delay"] = case.updates
@@ -160,14 +174,15 @@ def d3rlpy(name: str, case: Case) -> Call:
     data = transitions(case)
     ends = np.arange(1, ROWS + 1) % 1000 == 0
     buffer = dataset.MDPDataset(data["obs"], data["action"], data["reward"], ends.astype(np.float32))
-    special = {"td3_bc": "TD3PlusBC"}
-    algo = getattr(algos, f"{special.get(name, name.upper())}Config")(batch_size=case.batch_size).create(device="cpu")
+    special = {"td3_bc": "TD3PlusBC", "cal_ql": "CalQL"}
+    config = getattr(algos, f"{special.get(name, name.upper())}Config")
+    algo = config(batch_size=case.batch_size, **THEIRS.get(name, {})).create(device="cpu")
     algo.build_with_dataset(buffer)
     batches = itertools.cycle([buffer.sample_transition_batch(case.batch_size) for _ in range(20)])
     return lambda: algo.update(next(batches))
 
 
-Pass = tuple[tuple[int, ...], int, str]  # sizes of a network, members, and what is computed
+Pass = tuple[tuple[int, ...], int, str, int]  # sizes of a network, members, what is computed, rows per row of the batch
 
 
 def passes(name: str, case: Case) -> list[list[Pass]]:
@@ -177,25 +192,30 @@ def passes(name: str, case: Case) -> list[list[Pass]]:
     """
     obs, act = case.obs, case.actions
 
-    def net(inputs: int, outputs: int, members: int, kind: str) -> Pass:
-        return (inputs, WIDTH, WIDTH, outputs), members, kind
+    def net(inputs: int, outputs: int, members: int, kind: str, rows: int = 1) -> Pass:
+        return (inputs, WIDTH, WIDTH, outputs), members, kind, rows
 
-    def critic(kind: str, n: int = 2) -> Pass:
-        return net(obs + act, 1, n, kind)
+    def critic(kind: str, n: int = 2, outputs: int = 1, rows: int = 1) -> Pass:
+        return net(obs + act, outputs, n, kind, rows)
 
-    def actor(kind: str, heads: int = 1) -> Pass:
-        return net(obs, heads * act, 1, kind)
+    def actor(kind: str, heads: int = 1, rows: int = 1) -> Pass:
+        return net(obs, heads * act, 1, kind, rows)
 
     def value(kind: str) -> Pass:
         return net(obs, 1, 1, kind)
 
     td3 = [actor("forward"), critic("forward"), critic("train")]
     redq = [actor("forward", 2), critic("forward"), critic("train", 10)]
+    tqc = [critic("forward", 2, 25), critic("train", 2, 25), critic("through", 2, 25)]
     iql = [critic("forward"), value("train"), value("forward"), actor("train"), value("forward"), critic("train")]
+    # the data's action, ten at random and ten of the policy at each of s and s'
+    cql = [critic("forward"), actor("forward", 2, rows=2), critic("train", rows=31), critic("through")]
     return {
         "sac": [
             [actor("forward", 2), critic("forward"), critic("train"), actor("train", 2), critic("through")],
         ],
+        "tqc": [[actor("forward", 2), actor("train", 2), *tqc]],
+        "cql": [[actor("forward", 2), actor("train", 2), *cql]],
         "td3": [td3, [*td3, actor("train"), critic("through", 1)]],
         "td3_bc": [td3, [*td3, actor("train"), critic("through", 1)]],
         "ddpg": [[actor("forward"), critic("forward", 1), critic("train", 1), actor("train"), critic("through", 1)]],
@@ -209,11 +229,11 @@ def passes(name: str, case: Case) -> list[list[Pass]]:
 def gemm(name: str, case: Case) -> Call:
     import torch
 
-    def products(sizes: tuple[int, ...], members: int, kind: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        found = []
+    def products(sizes: tuple[int, ...], members: int, kind: str, rows: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        found, n = [], rows * case.batch_size
         for i, (a, b) in enumerate(itertools.pairwise(sizes)):
             shape = () if members == 1 else (members,)
-            x, weight, grad = (torch.randn(*shape, *s) for s in ((case.batch_size, a), (a, b), (case.batch_size, b)))
+            x, weight, grad = (torch.randn(*shape, *s) for s in ((n, a), (a, b), (n, b)))
             found.append((x, weight))
             if kind == "train":
                 found.append((x.mT, grad))
