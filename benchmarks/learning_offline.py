@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from side_by_side import OUT, Points, Store, arguments, make_runs, play
+from side_by_side import OUT, Points, Store, arguments, compare, play
 
 SETS = {
     "pendulum": ("pendulum-rllib-sac-medium.npz", "Pendulum-v1"),
@@ -119,7 +119,7 @@ def main() -> None:
         ends = (data["terminations"] + data["truncations"]) > 0
         print(f"{name}: the data's mean return is {data['rewards'].sum() / ends.sum():.1f}")
     store = Store(OUT / "learning_offline.json")
-    make_runs(args, __file__, store, SETTINGS, "d3rlpy", "--data", str(args.data.resolve()))
+    compare(args, __file__, store, SETTINGS, "d3rlpy", ["--data", str(args.data.resolve())])
 
 
 if __name__ == "__main__":

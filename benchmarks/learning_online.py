@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from side_by_side import OUT, Points, Store, arguments, draw, make_runs, play
+from side_by_side import OUT, Points, Store, arguments, compare, draw, play
 
 ENVS = {"pendulum": "Pendulum-v1", "cartpole": "CartPole-v1", "hopper": "Hopper-v5"}
 EVALUATIONS, EPISODES = 10, 10
@@ -197,7 +197,7 @@ def main() -> None:
         print("RESULT " + json.dumps((run_rlx if library == "rlx" else run_sb3)(*case.split("/"), int(seed))))
         return
     store = Store(OUT / "learning_online.json")
-    make_runs(args, __file__, store, SETTINGS, "sb3")
+    compare(args, __file__, store, SETTINGS, "sb3")
     draw(store, [case for case in SETTINGS if store.runs(case, "rlx")], OUT / "learning_online.png")
 
 

@@ -1,4 +1,4 @@
-"""What the learning benchmarks share: runs of two libraries side by side, kept one by one, and the figures over seeds.
+"""What the learning benchmarks share: runs of contestants side by side, kept one by one, and the figures over seeds.
 
 Every run is a process of its own, on one thread. A finished run goes into the store, a JSON file, at once and is not
 made again, so that a long comparison can be stopped at any moment and goes on where it was. The store holds the
@@ -11,7 +11,7 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
@@ -61,7 +61,7 @@ def play(act: Callable[[np.ndarray], Any], env: Any, seeds: Iterable[int]) -> fl
 
 
 class Store:
-    """{case: {"settings": ..., library: {seed: points}}} in a file that is written after every run."""
+    """{case: {"settings": ..., contestant: {seed: points}}} in a file that is written after every run."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -74,12 +74,12 @@ class Store:
             found = self.cases[case] = {"settings": settings}
         return found
 
-    def runs(self, case: str, library: str) -> list[Points]:
-        return list(self.cases.get(case, {}).get(library, {}).values())
+    def runs(self, case: str, contestant: str) -> list[Points]:
+        return list(self.cases.get(case, {}).get(contestant, {}).values())
 
-    def add(self, case: str, library: str, seed: int, points: Points) -> None:
+    def add(self, case: str, contestant: str, seed: int, points: Points) -> None:
         with self._lock:
-            self.cases[case].setdefault(library, {})[str(seed)] = points
+            self.cases[case].setdefault(contestant, {})[str(seed)] = points
             self.path.parent.mkdir(parents=True, exist_ok=True)
             beside = self.path.with_suffix(".new")
             beside.write_text(json.dumps(self.cases, indent=None).replace('}, "', '},\n"') + "\n")
@@ -93,62 +93,73 @@ def arguments(description: str | None, cases: Iterable[str]) -> argparse.Argumen
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
     parser.add_argument("--peer-python", default=sys.executable, help="interpreter that has the other library")
     parser.add_argument("--table", action="store_true", help="make no runs, only print what the store holds")
-    parser.add_argument("--work", nargs=3, metavar=("LIBRARY", "CASE", "SEED"), help=argparse.SUPPRESS)
+    parser.add_argument("--work", nargs=3, metavar=("CONTESTANT", "CASE", "SEED"), help=argparse.SUPPRESS)
     return parser
 
 
 def make_runs(
-    args: argparse.Namespace, script: str, store: Store, settings: dict[str, dict[str, Any]], peer: str, *extra: str
-) -> None:
-    """Make the runs that are missing, ours and theirs in turn, and print a line after each case."""
-    pythons = {"rlx": sys.executable, peer: args.peer_python}
+    args: argparse.Namespace,
+    script: str,
+    store: Store,
+    settings: dict[str, dict[str, Any]],
+    pythons: dict[str, str],
+    extra: Sequence[str] = (),
+) -> Iterator[str]:
+    """Make the runs that are missing, the contestants in turn, each by its interpreter; the cases as they are ready."""
     unknown = [case for case in args.cases if case not in settings]
     if unknown:
         raise SystemExit(f"There is no case {unknown[0]}; choose of {', '.join(settings)}.")
 
-    def run(case: str, library: str, seed: int) -> None:
-        command = [pythons[library], script, "--work", library, case, str(seed), *extra]
+    def run(case: str, contestant: str, seed: int) -> None:
+        command = [pythons[contestant], script, "--work", contestant, case, str(seed), *extra]
         done = subprocess.run(command, capture_output=True, text=True)
         lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
         if lines:
-            store.add(case, library, seed, json.loads(lines[-1].removeprefix("RESULT ")))
+            store.add(case, contestant, seed, json.loads(lines[-1].removeprefix("RESULT ")))
         else:
             reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
-            print(f"{library} {case} seed {seed} failed: {reason}", file=sys.stderr, flush=True)
+            print(f"{contestant} {case} seed {seed} failed: {reason}", file=sys.stderr, flush=True)
 
-    print(header(peer), flush=True)
     for case in args.cases:
         known = store.open(case, settings[case])
-        if not args.table:
-            jobs = [(lib, seed) for seed in range(args.seeds) for lib in pythons if str(seed) not in known.get(lib, {})]
+        missing = [(c, seed) for seed in range(args.seeds) for c in pythons if str(seed) not in known.get(c, {})]
+        if missing and not args.table:
             with ThreadPoolExecutor(args.jobs) as pool:
-                list(pool.map(lambda job: run(case, *job), jobs))  # noqa: B023
-        print(row(store, case, peer), flush=True)
+                list(pool.map(lambda job: run(case, *job), missing))  # noqa: B023
+        yield case
 
 
-def header(peer: str) -> str:
-    return f"| case | rlx | {peer} | seeds | not below |\n|---|---|---|---|---|"
+def compare(
+    args: argparse.Namespace,
+    script: str,
+    store: Store,
+    settings: dict[str, dict[str, Any]],
+    peer: str,
+    extra: Sequence[str] = (),
+) -> None:
+    """Make the runs that are missing and print a row for each case: IQM over seeds with a 95 % interval.
+
+    "yes": our IQM is not below theirs; "overlap": it is, but the intervals overlap; "no": they do not.
+    """
+    print(f"| case | rlx | {peer} | seeds | not below |\n|---|---|---|---|---|", flush=True)
+    for case in make_runs(args, script, store, settings, {"rlx": sys.executable, peer: args.peer_python}, extra):
+        ours, theirs = (np.array([final(run) for run in store.runs(case, name)]) for name in ("rlx", peer))
+        verdict = "-"
+        if len(ours) and len(theirs):
+            overlap = interval(ours)[1] >= interval(theirs)[0]
+            verdict = "yes" if iqm(ours) >= iqm(theirs) else "overlap" if overlap else "no"
+        print(f"| {case} | {cell(ours)} | {cell(theirs)} | {len(ours)} / {len(theirs)} | {verdict} |", flush=True)
 
 
-def row(store: Store, case: str, peer: str) -> str:
-    """IQM over seeds with a 95 % interval for each library; "not below": our interval reaches their IQM."""
-    cells, found = [], {}
-    for library in ("rlx", peer):
-        finals = found[library] = np.array([final(points) for points in store.runs(case, library)])
-        if len(finals):
-            low, high = interval(finals)
-            cells.append(f"{iqm(finals):.1f} [{low:.1f}, {high:.1f}]")
-        else:
-            cells.append("-")
-    ours, theirs = found["rlx"], found[peer]
-    verdict = "-"
-    if len(ours) and len(theirs):
-        verdict = "yes" if iqm(ours) >= iqm(theirs) else "overlap" if interval(ours)[1] >= iqm(theirs) else "no"
-    return f"| {case} | {cells[0]} | {cells[1]} | {len(ours)} / {len(theirs)} | {verdict} |"
+def cell(values: np.ndarray) -> str:
+    if not len(values):
+        return "-"
+    low, high = interval(values)
+    return f"{iqm(values):.1f} [{low:.1f}, {high:.1f}]"
 
 
 def draw(store: Store, cases: Iterable[str], path: Path) -> None:
-    """One panel per case: mean and range over seeds of the evaluation return, of every library in the store."""
+    """One panel per case: mean and range over seeds of the evaluation return of every contestant in the store."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -161,12 +172,12 @@ def draw(store: Store, cases: Iterable[str], path: Path) -> None:
     for ax in axes.flat[len(cases) :]:
         ax.set_visible(False)
     for ax, case in zip(axes.flat, cases, strict=False):
-        for library in (name for name in store.cases[case] if name != "settings"):
-            runs = store.runs(case, library)
+        for contestant in (name for name in store.cases[case] if name != "settings"):
+            runs = store.runs(case, contestant)
             n = min(len(points) for points in runs)
             values = np.array([[value for _, value in points[:n]] for points in runs])
             steps = [step for step, _ in runs[0][:n]]
-            ax.plot(steps, values.mean(0), label=library)
+            ax.plot(steps, values.mean(0), label=contestant)
             ax.fill_between(steps, values.min(0), values.max(0), alpha=0.15)
         ax.set_title(case)
         ax.legend(frameon=False)

@@ -1,15 +1,15 @@
 """Updates per second of our learners, side by side with other libraries and with the bare matrix products.
 
-    python benchmarks/speed.py [case ...] [--threads 1 2] [--rounds 3] [--seconds 2] [--peer-python PYTHON] [--compiled]
-                               [--cpu-time]
+    python benchmarks/speed.py [case ...] [--threads 1 2] [--rounds 3] [--seconds 2] [--peer-python PYTHON ...]
+                               [--compiled] [--cpu-time]
 
 Every measurement is a process of its own, since thread counts are global to a process; the contestants take turns, and
 what counts is the best of the rounds. All of them learn on the CPU from random transitions (obs 17, action 6, batch
-256, 2 x 256; DQN: obs 4, 2 actions, batch 32). An update includes the sampling of its minibatch; for d3rlpy alone the
-minibatches are drawn beforehand, because its sampling would hide its learning. With UTD 20 the updates of one env step
-are asked for in one call. `gemm` runs the matrix products of one update of the algorithm and nothing else.
+256, 2 x 256; DQN: obs 4, 2 actions, batch 32). An update includes the sampling of its minibatch; as d3rlpy spends much
+of its time on that, `d3rlpy_drawn` is d3rlpy on minibatches that were drawn beforehand. With UTD 20 the updates of one
+env step are asked for in one call. `gemm` runs the matrix products of one update of the algorithm and nothing else.
 
-The other libraries come from PyPI: pip install stable-baselines3 sb3-contrib sbx-rl d3rlpy, here or in an environment
+The other libraries come from PyPI: pip install stable-baselines3 sb3-contrib sbx-rl d3rlpy, here or in environments
 that `--peer-python` names. A library that is not installed is left out, and said so. Where other work shares the cores,
 `--cpu-time` counts the processor's time instead of the clock's; it is meant for one thread.
 """
@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 ROWS, WIDTH = 10_000, 256
+FIRST_CALLS = 8  # before the clock starts: all variants of an update have then been compiled
 Call = Callable[[], Any]
 
 
@@ -45,22 +46,22 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "sac": Case(peers=("gemm", "sb3", "sbx", "d3rlpy")),
-    "td3": Case(peers=("gemm", "sb3", "sbx", "d3rlpy")),
-    "ddpg": Case(peers=("gemm", "sb3", "sbx", "d3rlpy")),
+    "sac": Case(peers=("gemm", "sb3", "sbx", "d3rlpy", "d3rlpy_drawn")),
+    "td3": Case(peers=("gemm", "sb3", "sbx", "d3rlpy", "d3rlpy_drawn")),
+    "ddpg": Case(peers=("gemm", "sb3", "sbx", "d3rlpy", "d3rlpy_drawn")),
     "tqc": Case(peers=("gemm", "sb3_contrib", "sbx")),
     "crossq": Case(peers=("sb3_contrib", "sbx")),
     "redq": Case(updates=20, peers=("gemm", "sbx")),
     "rlpd": Case(updates=20, peers=("gemm", "sbx")),
-    "dqn": Case(obs=4, actions=2, discrete=True, batch_size=32, peers=("gemm", "sb3", "sbx", "d3rlpy")),
-    "td3_bc": Case(peers=("gemm", "d3rlpy")),
-    "iql": Case(peers=("gemm", "d3rlpy")),
-    "cql": Case(peers=("gemm", "d3rlpy")),
-    "cal_ql": Case(peers=("d3rlpy",)),
-    "awac": Case(peers=("d3rlpy",)),
-    "bc": Case(peers=("d3rlpy",)),
-    "bcq": Case(peers=("d3rlpy",)),
-    "bear": Case(peers=("d3rlpy",)),
+    "dqn": Case(obs=4, actions=2, discrete=True, batch_size=32, peers=("gemm", "sb3", "sbx", "d3rlpy", "d3rlpy_drawn")),
+    "td3_bc": Case(peers=("gemm", "d3rlpy", "d3rlpy_drawn")),
+    "iql": Case(peers=("gemm", "d3rlpy", "d3rlpy_drawn")),
+    "cql": Case(peers=("gemm", "d3rlpy", "d3rlpy_drawn")),
+    "cal_ql": Case(peers=("d3rlpy", "d3rlpy_drawn")),
+    "awac": Case(peers=("d3rlpy", "d3rlpy_drawn")),
+    "bc": Case(peers=("d3rlpy", "d3rlpy_drawn")),
+    "bcq": Case(peers=("d3rlpy", "d3rlpy_drawn")),
+    "bear": Case(peers=("d3rlpy", "d3rlpy_drawn")),
 }
 # where defaults differ: two critics in TQC, all networks of the same width, as many samples, no warm-up
 OURS: dict[str, dict[str, Any]] = {
@@ -168,7 +169,8 @@ def sbx(name: str, case: Case) -> Call:
     return of_the_sb3_family("sbx", name, case)
 
 
-def d3rlpy(name: str, case: Case) -> Call:
+def d3rlpy(name: str, case: Case, drawn: int = 0) -> Call:
+    """With the sampling of its minibatches, or on `drawn` of them in turn."""
     algos = importlib.import_module("d3rlpy.algos")
     dataset = importlib.import_module("d3rlpy.dataset")
     data = transitions(case)
@@ -178,8 +180,14 @@ def d3rlpy(name: str, case: Case) -> Call:
     config = getattr(algos, f"{special.get(name, name.upper())}Config")
     algo = config(batch_size=case.batch_size, **THEIRS.get(name, {})).create(device="cpu")
     algo.build_with_dataset(buffer)
-    batches = itertools.cycle([buffer.sample_transition_batch(case.batch_size) for _ in range(20)])
-    return lambda: algo.update(next(batches))
+    if drawn:
+        batches = itertools.cycle([buffer.sample_transition_batch(case.batch_size) for _ in range(drawn)])
+        return lambda: algo.update(next(batches))
+    return lambda: algo.update(buffer.sample_transition_batch(case.batch_size))
+
+
+def d3rlpy_drawn(name: str, case: Case) -> Call:
+    return d3rlpy(name, case, drawn=20)
 
 
 Pass = tuple[tuple[int, ...], int, str, int]  # sizes of a network, members, what is computed, rows per row of the batch
@@ -234,11 +242,13 @@ def gemm(name: str, case: Case) -> Call:
         for i, (a, b) in enumerate(itertools.pairwise(sizes)):
             shape = () if members == 1 else (members,)
             x, weight, grad = (torch.randn(*shape, *s) for s in ((n, a), (a, b), (n, b)))
-            found.append((x, weight))
+            pairs = [(x, weight)]
             if kind == "train":
-                found.append((x.mT, grad))
+                pairs.append((x.mT, grad))
             if kind == "through" or (kind == "train" and i > 0):
-                found.append((grad, weight.mT))
+                pairs.append((grad, weight.mT))
+            for left, right in pairs:  # bmm is slow where there is one column: one product for each member
+                found += zip(left, right, strict=True) if b == 1 and members > 1 else [(left, right)]
         return found
 
     cache = {p: products(*p) for p in set(itertools.chain(*passes(name, case)))}
@@ -260,8 +270,9 @@ CONTESTANTS: dict[str, Callable[[str, Case], Call]] = {
     "sb3_contrib": sb3_contrib,
     "sbx": sbx,
     "d3rlpy": d3rlpy,
+    "d3rlpy_drawn": d3rlpy_drawn,
 }
-PEERS = ("sb3", "sb3_contrib", "sbx", "d3rlpy")
+PEERS = ("sb3", "sb3_contrib", "sbx", "d3rlpy", "d3rlpy_drawn")
 
 
 def work(contestant: str, name: str, threads: int, seconds: float, clock: Callable[[], float]) -> None:
@@ -279,8 +290,10 @@ def work(contestant: str, name: str, threads: int, seconds: float, clock: Callab
     except ImportError as error:
         print(json.dumps({"skipped": str(error)}))
         return
+    for _ in range(FIRST_CALLS):
+        call()
     start = clock()
-    while clock() - start < seconds / 4:  # warm up, compile
+    while clock() - start < seconds / 4:  # warm up
         call()
     best, start = 0.0, clock()
     while clock() - start < seconds:
@@ -293,13 +306,18 @@ def work(contestant: str, name: str, threads: int, seconds: float, clock: Callab
 
 
 def measure(contestant: str, name: str, threads: int, args: argparse.Namespace) -> dict[str, Any]:
-    python = args.peer_python if contestant in PEERS else sys.executable
-    command = [python, __file__, "--work", contestant, name, "--threads", str(threads), "--seconds", str(args.seconds)]
-    command += ["--cpu-time"] if args.cpu_time else []
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
-    if run.returncode != 0:
-        return {"skipped": f"failed: {run.stderr.strip().splitlines()[-1]}"}
-    return dict(json.loads(run.stdout.strip().splitlines()[-1]))
+    """By the first interpreter that has the library."""
+    found: dict[str, Any] = {}
+    for python in args.peer_python if contestant in PEERS else [sys.executable]:
+        command = [python, __file__, "--work", contestant, name]
+        command += ["--threads", str(threads), "--seconds", str(args.seconds), *["--cpu-time"] * args.cpu_time]
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
+        if run.returncode != 0:
+            return {"skipped": f"failed: {run.stderr.strip().splitlines()[-1]}"}
+        found = dict(json.loads(run.stdout.strip().splitlines()[-1]))
+        if "rate" in found:
+            break
+    return found
 
 
 def compete(args: argparse.Namespace) -> dict[tuple[str, int], dict[str, float]]:
@@ -341,7 +359,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=2.0, help="of measuring per process")
-    parser.add_argument("--peer-python", default=sys.executable, help="interpreter that has the other libraries")
+    parser.add_argument(
+        "--peer-python", nargs="+", default=[sys.executable], help="interpreters that have the other libraries"
+    )
     parser.add_argument("--compiled", action="store_true", help="measure ours with compile=true, too")
     parser.add_argument("--cpu-time", action="store_true", help="count processor time; for one thread")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
