@@ -23,7 +23,7 @@ from side_by_side import OUT, Points, Store, arguments, compare, draw, play
 ENVS = {"pendulum": "Pendulum-v1", "cartpole": "CartPole-v1", "hopper": "Hopper-v5"}
 EVALUATIONS, EPISODES = 10, 10
 
-PENDULUM = {"steps": 6_000, "hidden": 64, "lr": 1e-3, "batch_size": 256, "learning_starts": 500}
+PENDULUM = {"steps": 10_000, "hidden": 64, "lr": 1e-3, "batch_size": 256, "learning_starts": 500}
 HOPPER = {"steps": 100_000, "hidden": 256, "lr": 3e-4, "batch_size": 256, "learning_starts": 5_000}
 NORMALIZED = {"normalize": True, "discount": 0.99, "hidden": 64}
 SETTINGS: dict[str, dict[str, Any]] = {

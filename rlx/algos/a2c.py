@@ -13,7 +13,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rlx.algos.ppo import CLIP, Experience, experience, explained_variance, running_moments, standardized
+from rlx.algos.ppo import (
+    CLIP,
+    Experience,
+    check_numbers,
+    experience,
+    explained_variance,
+    running_moments,
+    standardized,
+)
 from rlx.distributions import Perceptron, Policy
 from rlx.learner import AlgoConfig, Learner
 from rlx.nn import RMSprop, compilable
@@ -57,6 +65,7 @@ class A2C(Learner):
     def __init__(self, cfg: A2CConfig, spec: Spec):
         super().__init__(cfg, spec)
         self.cfg: A2CConfig = cfg
+        check_numbers(cfg, positive=("max_grad_norm", "eps"), counts=(), unit=("gae_lambda", "square_decay"))
         self.policy = Policy(spec, cfg.hidden, cfg.activation, cfg.log_std_init)
         self.critic = Perceptron([spec.obs_dim, *cfg.hidden, 1], cfg.activation, final_gain=1.0)
         if cfg.normalize_obs:

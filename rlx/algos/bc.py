@@ -61,7 +61,9 @@ class GaussianPolicy(nn.Module):
         self.log_std_range = log_std_range
 
     def forward(self, obs: Tensor) -> DiagGaussian:
-        return DiagGaussian(torch.tanh(self.net(obs)), self.log_std.clamp(*self.log_std_range))
+        # the gradient passes the clamp, which would else hold a std for good that once stepped over its bound
+        bounded = self.log_std + (self.log_std.clamp(*self.log_std_range) - self.log_std).detach()
+        return DiagGaussian(torch.tanh(self.net(obs)), bounded)
 
     @torch.no_grad()
     def act(self, obs: Tensor, explore: bool) -> Tensor:

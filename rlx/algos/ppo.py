@@ -11,12 +11,12 @@ one batch, with the policy that collected it. A truncated episode bootstraps fro
 Deviations: observation statistics move between rollouts, not within them, so that acting and learning see the same
 numbers; advantages are divided by the population std, so that a minibatch of one row gives zero and not nan.
 
-Rewards are normalised by reward=running_norm. `running_moments` and `experience` serve A2C and TRPO as well.
+Rewards are normalised by reward=running_norm. What stands before `policy_loss` serves A2C and TRPO as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from rlx.distributions import Perceptron, Policy
+from rlx.errors import require
 from rlx.learner import AlgoConfig, Learner
 from rlx.nn import Adam, compilable
 from rlx.returns import gae
@@ -50,6 +51,18 @@ class PPOConfig(AlgoConfig):
     max_grad_norm: float = 0.5  # of policy and value function together
     target_kl: float | None = None  # stop the epochs once KL(old | new) of a minibatch exceeds 1.5 times this
     log_std_init: float = 0.0  # of box actions
+
+
+def check_numbers(cfg: AlgoConfig, positive: Iterable[str], counts: Iterable[str], unit: Iterable[str]) -> None:
+    """Refuse numbers that cannot work: `positive` ones, `counts` of 1 or more, those of the `unit` interval."""
+    example = type(cfg)()
+    rules = ((positive, "positive", lambda x: x > 0), (counts, "1 or more", lambda x: x >= 1),
+             (unit, "in [0, 1]", lambda x: 0 <= x <= 1))  # fmt: skip
+    for names, rule, fits in rules:
+        for name in names:
+            value = getattr(cfg, name)
+            sentence = f"algo.{name} is {value}; it has to be {rule}, for example algo.{name}={getattr(example, name)}."
+            require(value is None or fits(value), sentence)
 
 
 @torch.no_grad()
@@ -151,6 +164,8 @@ class PPO(Learner):
     def __init__(self, cfg: PPOConfig, spec: Spec):
         super().__init__(cfg, spec)
         self.cfg: PPOConfig = cfg
+        positive = ("max_grad_norm", "clip_range", "clip_range_value", "target_kl")
+        check_numbers(cfg, positive, counts=("epochs",), unit=("gae_lambda",))
         self.policy = Policy(spec, cfg.hidden, cfg.activation, cfg.log_std_init)
         self.critic = Perceptron([spec.obs_dim, *cfg.hidden, 1], cfg.activation, final_gain=1.0)
         if cfg.normalize_obs:
@@ -231,5 +246,5 @@ class PPO(Learner):
             "kl": approximate_kl(log_prob, data.log_prob),
             "clip_fraction": beyond.float().mean(),
             "explained_variance": explained_variance(data.value, data.returns),
-            "gradient_steps": torch.tensor(float(len(losses))),
+            "gradient_steps": means.new_tensor(len(losses)),
         }

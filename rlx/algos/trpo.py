@@ -17,8 +17,17 @@ import torch
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from rlx.algos.ppo import CLIP, Experience, experience, explained_variance, running_moments, standardized
+from rlx.algos.ppo import (
+    CLIP,
+    Experience,
+    check_numbers,
+    experience,
+    explained_variance,
+    running_moments,
+    standardized,
+)
 from rlx.distributions import Perceptron, Policy
+from rlx.errors import require
 from rlx.learner import AlgoConfig, Learner
 from rlx.nn import Adam, compilable
 from rlx.types import Metrics, Rollout, Spec
@@ -72,6 +81,9 @@ class TRPO(Learner):
     def __init__(self, cfg: TRPOConfig, spec: Spec):
         super().__init__(cfg, spec)
         self.cfg: TRPOConfig = cfg
+        counts = ("epochs", "cg_iterations", "line_search_steps")
+        check_numbers(cfg, ("max_kl", "line_search_shrink"), counts, unit=("gae_lambda", "line_search_shrink"))
+        require(cfg.cg_damping >= 0.0, f"algo.cg_damping is {cfg.cg_damping}; use 0 or more, as algo.cg_damping=0.1.")
         self.policy = Policy(spec, cfg.hidden, cfg.activation, cfg.log_std_init)
         self.critic = Perceptron([spec.obs_dim, *cfg.hidden, 1], cfg.activation, final_gain=1.0)
         if cfg.normalize_obs:
@@ -116,19 +128,20 @@ class TRPO(Learner):
         """The longest step that stays in the trust region and improves; none of them: the policy is put back."""
         cfg, params = self.cfg, list(self.policy.parameters())
         start, old = parameters_to_vector(params), self.policy.snapshot(data.obs)
-        kl, gain, accepted = torch.zeros(()), torch.zeros(()), 0.0
+        nothing = torch.zeros_like(objective)
+        kl = gain = accepted = nothing
         for i in range(cfg.line_search_steps):
             vector_to_parameters(start + cfg.line_search_shrink**i * step, params)
             new = self.policy(data.obs)
             gain = ((new.log_prob(data.action) - data.log_prob).exp() * data.advantage).mean() - objective
             kl = old.kl(new).mean()
             if kl < cfg.max_kl and gain > 0:
-                accepted = 1.0
+                accepted = torch.ones_like(objective)
                 break
         else:
             vector_to_parameters(start, params)
-            kl, gain = torch.zeros(()), torch.zeros(())
-        return {"loss/policy": -(objective + gain), "kl": kl, "step_accepted": torch.tensor(accepted)}
+            kl = gain = nothing
+        return {"loss/policy": -(objective + gain), "kl": kl, "step_accepted": accepted}
 
     def _fit_critic(self, data: Experience) -> Metrics:
         losses = []

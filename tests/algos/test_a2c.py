@@ -7,6 +7,7 @@ import torch
 
 from rlx.algos.a2c import A2C, A2CConfig, a2c_loss
 from rlx.algos.ppo import experience
+from rlx.errors import UserError
 from rlx.types import Rollout, Spec
 
 KINDS = {"box": ((2,), ()), "discrete": ((), (3,)), "multi_discrete": ((2,), (3, 2))}
@@ -53,7 +54,7 @@ def test_returns_are_n_step_returns():
 
 
 def test_optimizer_is_rmsprop_that_starts_at_one():
-    learner = A2C(A2CConfig(lr=0.1, square_decay=0.9, eps=0.0, max_grad_norm=1e9), spec_of())
+    learner = A2C(A2CConfig(lr=0.1, square_decay=0.9, eps=1e-12, max_grad_norm=1e9), spec_of())
     optimizer = learner.optimizers["policy"]
     before = optimizer.params[0].detach().clone()
     grads = [torch.full_like(p, 3.0) for p in optimizer.params]
@@ -87,3 +88,9 @@ def test_update_makes_good_actions_likelier():
         learner.update(rollout._replace(reward=reward, terminated=torch.ones(8, 8)))
     obs = torch.randn(200, 4)
     assert (learner.act(obs, explore=False) == (obs[:, 0] > 0).long()).float().mean() > 0.9
+
+
+@pytest.mark.parametrize("setting", [{"square_decay": 1.5}, {"max_grad_norm": -1.0}, {"gae_lambda": -0.1}], ids=str)
+def test_impossible_settings_are_refused(setting: dict):
+    with pytest.raises(UserError, match=f"algo.{next(iter(setting))}"):
+        A2C(A2CConfig(**setting), spec_of())

@@ -76,6 +76,16 @@ def test_gaussian_std_has_a_floor_and_samples_stay_in_the_box() -> None:
     assert actions.max().item() == 1.0
 
 
+def test_a_std_beyond_its_bound_finds_back() -> None:
+    policy = GaussianPolicy(2, 1, [4], log_std_range=(-6.0, 0.0))
+    with torch.no_grad():
+        policy.log_std.fill_(0.1)
+    pi = policy(torch.zeros(1, 2))
+    assert pi.log_std.item() == 0.0
+    pi.log_prob(pi.mean.detach()).sum().backward()  # at the mean, d log_prob / d log_std = -1
+    assert policy.log_std.grad.item() == pytest.approx(-1.0)
+
+
 def test_dropout_is_for_training_only() -> None:
     policy = GaussianPolicy(2, 1, [64], dropout=0.5)
     obs = torch.randn(4, 2)

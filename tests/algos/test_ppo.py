@@ -19,6 +19,7 @@ from rlx.algos.ppo import (
     standardized,
     value_loss,
 )
+from rlx.errors import UserError
 from rlx.types import Rollout, Spec
 
 KINDS = {"box": ((2,), ()), "discrete": ((), (3,)), "multi_discrete": ((2,), (3, 2))}
@@ -237,3 +238,20 @@ def test_saved_and_loaded_learners_go_on_alike():
         torch.manual_seed(7)
         learner.update(rollout)
     assert all(torch.equal(a, b) for a, b in zip(weights(first), weights(second), strict=True))
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"epochs": 0},
+        {"clip_range": 0.0},
+        {"max_grad_norm": -0.5},
+        {"gae_lambda": 1.5},
+        {"target_kl": 0.0},
+        {"clip_range_value": -1.0},
+    ],
+    ids=str,
+)
+def test_impossible_settings_are_refused(setting: dict):
+    with pytest.raises(UserError, match=f"algo.{next(iter(setting))}"):
+        PPO(PPOConfig(**setting), spec_of())

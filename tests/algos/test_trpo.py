@@ -9,6 +9,7 @@ import torch
 
 from rlx.algos.ppo import experience
 from rlx.algos.trpo import TRPO, TRPOConfig, conjugate_gradient, flat_grad
+from rlx.errors import UserError
 from rlx.types import Rollout, Spec
 
 KINDS = {"box": ((2,), ()), "discrete": ((), (3,)), "multi_discrete": ((2,), (3, 2))}
@@ -125,3 +126,13 @@ def test_update_makes_good_actions_likelier():
         learner.update(rollout._replace(reward=reward, terminated=torch.ones(32, 4)))
     obs = torch.randn(200, 4)
     assert (learner.act(obs, explore=False) == (obs[:, 0] > 0).long()).float().mean() > 0.9
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [{"epochs": 0}, {"max_kl": -0.01}, {"line_search_steps": 0}, {"line_search_shrink": 0.0}, {"cg_damping": -1.0}],
+    ids=str,
+)
+def test_impossible_settings_are_refused(setting: dict):
+    with pytest.raises(UserError, match=f"algo.{next(iter(setting))}"):
+        TRPO(TRPOConfig(**setting), spec_of())
