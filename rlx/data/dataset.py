@@ -19,6 +19,7 @@ import numpy as np
 
 from rlx.data.columns import Array, Columns, assemble, bounds, chunks, on_disk, take
 from rlx.errors import UserError
+from rlx.returns import discounted_returns
 from rlx.types import Spec
 
 log = logging.getLogger("rlx")
@@ -144,8 +145,17 @@ class TransitionDataset:
         return self._with(reward=reward, mc_return=None, discount=None)
 
     def with_mc_returns(self, discount: float) -> TransitionDataset:
-        """`mc_return`: discounted sum of (transformed) rewards to the end of the episode, cut at truncations."""
-        return self._with(mc_return=monte_carlo_returns(self.reward, self.ends, discount))
+        """`mc_return`: discounted sum of (transformed) rewards to the end of the episode, cut at truncations.
+
+        Except where all rewards of a truncated episode are the same, as in one that never met its sparse goal: it is
+        taken to go on like that for ever, which is what the authors of Cal-QL do on AntMaze.
+        """
+        reward = self.reward.copy()
+        for start, stop in self.episodes:
+            alike = stop - start > 1 and np.ptp(reward[start:stop]) == 0.0
+            if alike and self.truncated[stop - 1] and discount < 1.0:
+                reward[stop - 1] /= 1.0 - discount
+        return self._with(mc_return=discounted_returns(reward, self.ends, discount))
 
     def with_n_step(self, n: int, discount: float) -> TransitionDataset:
         """Rows that look n steps ahead: summed reward, the successor n steps later, `discount` = gamma ** n.
@@ -223,17 +233,6 @@ def scale_actions(action: Array, spec: Spec) -> tuple[Array, int]:
     beyond = int((np.abs(scaled[:, bounded]) > 1 + 1e-5).sum())
     limit = np.where(bounded, np.float32(1), np.float32(np.inf))
     return np.clip(scaled, -limit, limit, out=scaled), beyond
-
-
-def monte_carlo_returns(reward: Array, ends: Array, discount: float) -> Array:
-    """G_t = r_t + discount * G_{t+1}, started anew after every episode."""
-    found = np.empty(len(reward))
-    value = 0.0
-    rows = zip(range(len(reward) - 1, -1, -1), reward[::-1].tolist(), ends[::-1].tolist(), strict=True)
-    for row, r, end in rows:
-        value = r if end else r + discount * value
-        found[row] = value
-    return found.astype(np.float32)
 
 
 def n_step_returns(reward: Array, ends: Array, n: int, discount: float) -> tuple[Array, Array]:

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from rlx.data.columns import Array
-from rlx.data.dataset import TransitionDataset, monte_carlo_returns
+from rlx.data.dataset import TransitionDataset
 from rlx.errors import UserError
+from rlx.returns import discounted_returns
 
 
 class TrajectoryWindows(NamedTuple):
@@ -40,7 +41,7 @@ class WindowSampler:
         self.dataset = dataset
         self.length = length
         self.pad = pad
-        self.return_to_go = monte_carlo_returns(dataset.reward, dataset.ends, discount)
+        self.return_to_go = discounted_returns(dataset.reward, dataset.ends, discount)
         starts, stops = dataset.episodes.T
         self.timestep = np.arange(len(dataset)) - np.repeat(starts, stops - starts)
         self.remaining = np.repeat(stops, stops - starts) - np.arange(len(dataset))

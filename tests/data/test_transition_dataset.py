@@ -154,6 +154,12 @@ def test_monte_carlo_returns_by_hand():
     assert data.mc_return.tolist() == [1 + 0.5 * (2 + 0.5 * 3), 3.5, 3.0, 20.0, 20.0]
 
 
+def test_a_failure_that_was_cut_off_goes_on_for_ever():
+    flags = {"terminated": np.array([0, 0, 0, 0, 1]), "truncated": np.array([0, 0, 1, 0, 0])}
+    data = TransitionDataset.from_dict(make(reward=-np.ones(5), **flags)).with_mc_returns(0.5)
+    assert data.mc_return.tolist() == [-2.0, -2.0, -2.0, -1.5, -1.0]  # the second episode terminates
+
+
 def test_n_step_columns_by_hand():
     data = TransitionDataset.from_dict(make()).with_n_step(2, 0.5)
     assert data.reward.tolist() == [2.0, 3.5, 3.0, 20.0, 20.0]
