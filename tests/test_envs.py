@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -11,6 +14,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.envs.registration import register, registry
 
+import rlx
 from rlx.envs import EnvConfig, make_env, make_vector_env, spec_of
 from rlx.envs.evaluation import run_episodes
 from rlx.envs.runner import Journal, Runner, episode_seed, to_env_units
@@ -59,8 +63,9 @@ class Odd(gym.Env):
 def _registered() -> Iterator[None]:
     register("Counter-v0", entry_point=Counter)
     register("Odd-v0", entry_point=Odd, max_episode_steps=7)
+    register("Maze-v0", entry_point=Maze)
     yield
-    del registry["Counter-v0"], registry["Odd-v0"]
+    del registry["Counter-v0"], registry["Odd-v0"], registry["Maze-v0"]
 
 
 def counter(n: int = 1, kind: str = "sync") -> Runner:
@@ -89,6 +94,69 @@ def test_the_goals_of_a_goal_env_are_found() -> None:
     inner = env.unwrapped._observe()  # type: ignore[attr-defined]
     np.testing.assert_array_equal(obs[slice(*spec.goal.desired)], inner["desired_goal"])
     np.testing.assert_array_equal(obs[slice(*spec.goal.achieved)], inner["achieved_goal"])
+
+
+class Maze(gym.Env):
+    """Calls its success as the mazes of gymnasium-robotics do, and may have goals that are dicts."""
+
+    action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def __init__(self, nested: bool = False):
+        box: spaces.Space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+        goal: spaces.Space = spaces.Dict(place=box) if nested else box
+        self.observation_space = spaces.Dict(observation=box, achieved_goal=goal, desired_goal=goal)
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict]:
+        super().reset(**kwargs)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        return self.observation_space.sample(), 1.0, False, False, {"success": True}
+
+
+def test_success_has_one_name() -> None:
+    env = make_env(EnvConfig(id="Maze-v0"))
+    env.reset(seed=0)
+    obs, *_, info = env.step(np.zeros(1, np.float32))
+    assert obs.shape == (3,)
+    assert info["is_success"] is True
+
+
+def test_goals_that_are_dicts_are_observations_only() -> None:
+    env = make_env(EnvConfig(id="Maze-v0", kwargs={"nested": True}))
+    spec = spec_of(env, "Maze-v0")
+    assert (spec.obs_shape, spec.goal) == ((3,), None)
+
+
+def test_an_extra_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gymnasium_robotics", None)  # cannot be imported
+    with pytest.raises(UserError, match=r"pip install 'rlx\[robotics\]'"):
+        make_env(EnvConfig(id="FetchReach-v4", extra="robotics"))
+
+
+def test_packages_that_do_not_fit_each_other_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def outdated(self: Any, nested: bool = False) -> None:
+        raise AssertionError("joint type")
+
+    monkeypatch.setattr(Maze, "__init__", outdated)
+    with pytest.raises(UserError, match=r"joint type.*pip install 'rlx\[mujoco\]'"):
+        make_env(EnvConfig(id="Maze-v0", extra="mujoco"))
+    with pytest.raises(AssertionError, match="joint type"):  # an env of the user's own: its traceback says more
+        make_env(EnvConfig(id="Maze-v0"))
+
+
+@pytest.mark.parametrize("preset", ["fetch_reach", "fetch_push", "point_maze"])
+def test_robotics_presets_go_with_hindsight(preset: str, tmp_path: Path) -> None:
+    """Registered by the preset alone, evaluated with a success rate, and exact after a checkpoint."""
+    pytest.importorskip("gymnasium_robotics", reason="needs the extra: pip install 'rlx[robotics]'")
+    limit = ("env.max_episode_steps=20", "trainer.max_env_steps=60", "trainer.learning_starts=30")
+    small = ("algo.hidden=[16,16]", "algo.batch_size=16", "trainer.eval_episodes=2", "threads=1", "logger=jsonl")
+    common = ("algo=her", f"env={preset}", *limit, *small)
+    rlx.train(*common, run_dir=tmp_path / "run")
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert 0.0 <= rows[-1]["eval/success_rate"] <= 1.0
+    summary = rlx.resume(tmp_path / "run", "trainer.max_env_steps=75").summary
+    assert (summary["env_steps"], summary["updates"], summary["exact"]) == (75, 45, True)
 
 
 BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)

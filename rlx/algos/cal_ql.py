@@ -5,7 +5,9 @@ CQL, except that the values of the policy's actions enter the gap as
     max(Q_i(s, a), Monte-Carlo return of the data from s),  a ~ pi(s) or pi(s')
 
 so that they are not pushed below what the behaviour policy is known to reach, and fine-tuning does not begin by
-unlearning. The uniform actions stay as they are. A return of -inf means that none is known yet, and does not bound.
+unlearning. The uniform actions stay as they are. Rows that are collected online get the return of their episode when it
+ends; until then it is -inf, which does not bound. As in the authors' code, returns are cut at truncations, so that with
+negative rewards the last rows before a time limit are bounded too high; see `TransitionDataset.with_mc_returns`.
 """
 
 from __future__ import annotations

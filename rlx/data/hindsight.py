@@ -9,6 +9,7 @@ replay.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,8 @@ from rlx.data.replay import Gathered, Replay, UniformConfig
 from rlx.errors import UserError, require
 from rlx.rewards import RewardTransform
 from rlx.types import Spec
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -48,11 +51,28 @@ class HindsightReplay(Replay):
         self._starts = list(range(num_envs))  # stream position of the first row of each env's running episode
         self._begin = np.full(self.capacity, -1)  # by row: stream position of the first row of its episode ...
         self._end = np.full(self.capacity, -1)  # ... and of the last; -1 while the episode goes on
-        self._latest = -1  # where the episode begins that ended last
+        self._latest = -1  # of all episodes that have ended, where the one begins that began last
         self._compute_reward: Callable[..., Any] | None = None
         self._transform: RewardTransform | None = None
+        room, limit = self.capacity // num_envs, spec.episode_limit
+        if limit is not None and room < limit:
+            log.warning(
+                "Episodes of %s last up to %d steps and the replay keeps %d of each env: longer ones are never learned "
+                "from, as hindsight needs them whole; give replay.capacity and trainer.max_env_steps at least %d.",
+                spec.env_id, limit, room, limit * num_envs,
+            )  # fmt: skip
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + self.capacity * 16  # where episodes begin and end
 
     def connect(self, env: gym.Env, reward: RewardTransform) -> None:
+        bonus = reward.cfg.success_bonus
+        if bonus:
+            raise UserError(
+                f"reward.success_bonus={bonus} reads the env's info, which a relabelled goal does not have; use "
+                "reward.success_bonus=0, as the env's compute_reward rewards success already."
+            )
         self._compute_reward = env.unwrapped.compute_reward  # type: ignore[attr-defined]
         self._transform = reward
 
@@ -76,7 +96,7 @@ class HindsightReplay(Replay):
         rows = np.arange(self._starts[env], last + 1, self.num_envs)[-(self.capacity // self.num_envs) :]
         self._begin[rows % self.capacity] = self._starts[env]
         self._end[rows % self.capacity] = last
-        self._latest = self._starts[env]
+        self._latest = max(self._latest, self._starts[env])  # it is overwritten last
         self._starts[env] = last + self.num_envs
 
     def cut_off(self, envs: Sequence[int]) -> None:

@@ -84,15 +84,13 @@ class SumTree:
 class PrioritizedReplay(Replay):
     prioritized = True
 
-    def __init__(
-        self, cfg: PrioritizedConfig, spec: Spec, num_envs: int, discount: float, seed: int, mc_return: bool = False
-    ):
+    def __init__(self, cfg: PrioritizedConfig, spec: Spec, num_envs: int, discount: float, seed: int, **layout: bool):
         require(cfg.alpha >= 0.0, f"replay.alpha={cfg.alpha} is not possible; give 0 or more, as 0.6.")
         for name, value in (("beta", cfg.beta), ("beta_end", cfg.beta_end)):
             require(0.0 <= value <= 1.0, f"replay.{name}={value} is not possible; give 0 to 1.")
         require(cfg.beta_batches >= 1, f"replay.beta_batches={cfg.beta_batches} is not possible; give 1 or more.")
         require(cfg.eps > 0.0, f"replay.eps={cfg.eps} is not possible; give more than 0, as 1e-6.")
-        super().__init__(cfg, spec, num_envs, discount, seed, mc_return)
+        super().__init__(cfg, spec, num_envs, discount, seed, **layout)
         self.cfg = cfg
         self.drawn = 0  # minibatches so far
         self.largest = 1.0  # of all priorities so far
@@ -145,11 +143,12 @@ class PrioritizedReplay(Replay):
         self.drawn, self.largest = state["drawn"], state["largest"]
 
     def tensors(self) -> dict[str, Tensor]:
-        """The priorities from the oldest row to the newest."""
+        """And the priorities."""
         stream = np.arange(self.total - len(self), self.total)
-        return {"priority": torch.from_numpy(self._tree[stream % self.capacity])}
+        return super().tensors() | {"priority": torch.from_numpy(self._tree[stream % self.capacity])}
 
     def load_tensors(self, saved: dict[str, Tensor]) -> None:
+        super().load_tensors(saved)
         priority = saved["priority"].numpy()[-self.capacity :]  # the capacity may have changed since
         stream = np.arange(self.total - len(priority), self.total)
         self._tree.fill(stream % self.capacity, priority)

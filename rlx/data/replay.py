@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from rlx.errors import UserError
+from rlx.returns import discounted_returns
 from rlx.types import Batch, Spec
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ class Replay:
     """A ring of transitions of `num_envs` envs. Row k of the stream lies at k % capacity."""
 
     prioritized: bool = False  # its batches name their rows, and it wants their TD errors back
+    kind: str = "replay"  # what errors call it
 
     def __init__(
         self,
@@ -113,7 +115,7 @@ class Replay:
         self.discount = discount
         self.total = 0  # rows ever added
         self._rng = np.random.default_rng(np.random.SeedSequence([seed, 0x5EED]))
-        _refuse_beyond_memory(self.nbytes, cfg.capacity)
+        self._refuse_beyond_memory()
         self._rows = np.zeros((self.capacity, self.layout.width), np.float32)
         self._tensor = torch.from_numpy(self._rows)
         self._outside = self._make_outside() if self.layout.outside else None
@@ -131,6 +133,18 @@ class Replay:
         spec = self.layout.spec
         outside = 2 * spec.obs_dim * np.dtype(spec.obs_dtype).itemsize if self.layout.outside else 0
         return self.capacity * (4 * self.layout.width + outside)
+
+    def _refuse_beyond_memory(self) -> None:
+        available = _available_memory()
+        if available is not None and self.nbytes > available:
+            raise UserError(
+                f"A {self.kind} of {self.capacity:,} transitions needs {self.nbytes / 2**30:.1f} GiB and "
+                f"{available / 2**30:.1f} GiB are free; {self._smaller(available)}."
+            )
+
+    def _smaller(self, available: int) -> str:
+        """What to type where memory does not suffice."""
+        return f"try replay.capacity={int(self.capacity * available / self.nbytes * 0.8)}"
 
     def add(
         self,
@@ -153,7 +167,7 @@ class Replay:
             "truncated": truncated[:, None],
             "discount": self.discount,
         }
-        if "mc_return" in self.layout.slices:  # not known while an episode goes on: no bound
+        if "mc_return" in self.layout.slices:  # not known while an episode goes on
             fields["mc_return"] = -np.inf if mc_return is None else mc_return[:, None]
         if self._outside is None:
             fields |= {"obs": obs.reshape(m, -1), "next_obs": next_obs.reshape(m, -1)}
@@ -162,6 +176,20 @@ class Replay:
         for name, value in fields.items():
             self._rows[at, self.layout.slices[name]] = value
         self.total += m
+        if "mc_return" in self.layout.slices and mc_return is None:
+            for env in np.flatnonzero(np.logical_or(terminated, truncated)):
+                self._set_returns(self.total - self.num_envs + int(env))
+
+    def _set_returns(self, last: int) -> None:
+        """The Monte-Carlo returns of the episode that ended with row `last` of the stream."""
+        oldest = max(self.total - self.capacity, 0)
+        rows = np.arange(last, oldest - 1, -self.num_envs) % self.capacity  # backwards in time
+        flags = [self.layout.slices[name].start for name in ("terminated", "truncated")]
+        earlier = np.flatnonzero(self._rows[rows[1:]][:, flags].any(1))  # the ends of episodes before this one
+        rows = rows[: earlier[0] + 1 if len(earlier) else None][::-1]
+        ends = np.arange(len(rows)) == len(rows) - 1
+        reward = self._rows[rows, self.layout.slices["reward"].start]
+        self._rows[rows, self.layout.slices["mc_return"].start] = discounted_returns(reward, ends, self.discount)
 
     def _add_outside(self, at: Any, obs: np.ndarray, next_obs: np.ndarray) -> None:
         assert self._outside is not None
@@ -256,11 +284,20 @@ class Replay:
             self._rows[at, truncated] = 1.0 - self._rows[at, terminated]
 
     def tensors(self) -> dict[str, Tensor]:
-        """What changes after a row was written, such as its priority; in every full checkpoint."""
-        return {}
+        """What changes after a row was written, from the oldest row to the newest; in every full checkpoint."""
+        if "mc_return" not in self.layout.slices:
+            return {}
+        stream = np.arange(self.total - len(self), self.total)
+        return {
+            "mc_return": torch.from_numpy(self._rows[stream % self.capacity, self.layout.slices["mc_return"].start])
+        }
 
     def load_tensors(self, saved: dict[str, Tensor]) -> None:
         """Take `tensors` back, after the rows and the state."""
+        if "mc_return" in saved:
+            found = saved["mc_return"].numpy()[-self.capacity :]  # the capacity may have changed since
+            stream = np.arange(self.total - len(found), self.total)
+            self._rows[stream % self.capacity, self.layout.slices["mc_return"].start] = found
 
 
 class Mixture:
@@ -311,6 +348,8 @@ def cut(layout: Layout, gathered: Gathered, batch_size: int) -> Iterator[Batch]:
 class DatasetReplay(Replay):
     """A dataset as a full replay, so that both are sampled by the same code."""
 
+    kind = "dataset"
+
     def __init__(self, dataset: TransitionDataset, spec: Spec, discount: float, n_step: int, seed: int):
         cfg = UniformConfig(capacity=len(dataset), n_step=n_step)
         self._dataset = dataset
@@ -326,6 +365,16 @@ class DatasetReplay(Replay):
             dataset.mc_return,
         )
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes besides those of the dataset, to which the observations outside the rows belong."""
+        return self.capacity * 4 * self.layout.width
+
+    def _smaller(self, available: int) -> str:
+        if self.layout.outside:
+            return "use a smaller one"
+        return "leave its observations on disk with dataset.memory=mmap, or use a smaller one"
+
     def _make_outside(self) -> tuple[Any, Any]:
         return self._dataset.obs, self._dataset.next_obs
 
@@ -334,16 +383,6 @@ class DatasetReplay(Replay):
 
     def indices(self, batch_size: int, n_batches: int) -> np.ndarray:
         return self._dataset.sample_rows(self._rng, batch_size, n_batches).ravel()
-
-
-def _refuse_beyond_memory(nbytes: int, capacity: int) -> None:
-    available = _available_memory()
-    if available is not None and nbytes > available:
-        fits = int(capacity * available / nbytes * 0.8)
-        raise UserError(
-            f"A replay of {capacity:,} transitions needs {nbytes / 2**30:.1f} GiB and {available / 2**30:.1f} GiB are "
-            f"free; try replay.capacity={fits}."
-        )
 
 
 def _available_memory() -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,6 +18,10 @@ from rlx.errors import UserError, nearest
 from rlx.types import Goal, Spec
 
 NATIVE_FROM = 8  # envs from which a native implementation is the faster one (benchmarks/env_throughput.py)
+
+# Extras whose envs are registered by importing a package. A config names the extra, never the package, so that a saved
+# one cannot have any other module imported.
+REGISTERED_BY = {"robotics": "gymnasium_robotics"}
 
 
 @dataclass
@@ -34,7 +39,7 @@ class EnvConfig:
 
 
 class FlattenGoal(gym.ObservationWrapper):
-    """A goal env's dict as one vector: [observation | achieved_goal | desired_goal]."""
+    """A goal env's dict as one vector: [observation | achieved_goal | desired_goal]; success is always `is_success`."""
 
     def __init__(self, env: gym.Env):
         super().__init__(env)
@@ -46,15 +51,26 @@ class FlattenGoal(gym.ObservationWrapper):
         parts = (observation["observation"], observation["achieved_goal"], observation["desired_goal"])
         return np.concatenate([np.ravel(p) for p in parts]).astype(np.float32)
 
+    def step(self, action: Any) -> tuple[np.ndarray, Any, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        if "success" in info:  # what the mazes of gymnasium-robotics call it
+            info.setdefault("is_success", info["success"])
+        return self.observation(observation), reward, terminated, truncated, info
+
 
 def is_goal_space(space: spaces.Space) -> bool:
-    return isinstance(space, spaces.Dict) and {"observation", "achieved_goal", "desired_goal"} <= set(space.keys())
+    """Has it goals that are arrays? Those that are dicts, as FrankaKitchen's, are flattened like any other dict."""
+    if not isinstance(space, spaces.Dict):
+        return False
+    return all(isinstance(space.get(k), spaces.Box) for k in ("observation", "achieved_goal", "desired_goal"))
 
 
 def make_env(cfg: EnvConfig, **kwargs: Any) -> gym.Env:
     """One environment whose observations are a single array."""
     limit = {"max_episode_steps": cfg.max_episode_steps} if cfg.max_episode_steps else {}
     try:
+        if cfg.extra in REGISTERED_BY:
+            importlib.import_module(REGISTERED_BY[cfg.extra])
         env = gym.make(cfg.id, disable_env_checker=True, **limit, **{**cfg.kwargs, **kwargs})
     except (gym.error.UnregisteredEnv, gym.error.DeprecatedEnv) as error:
         raise UserError(_unknown(cfg.id, error)) from error
@@ -63,6 +79,13 @@ def make_env(cfg: EnvConfig, **kwargs: Any) -> gym.Env:
         raise UserError(f"env.id={cfg.id} needs a package that is not installed ({error}): {hint}.") from error
     except TypeError as error:
         raise UserError(f"env.kwargs={dict(cfg.kwargs)} does not fit {cfg.id}: {error}.") from error
+    except (AssertionError, AttributeError) as error:
+        if cfg.extra is None:
+            raise
+        raise UserError(  # a simulator that is newer than the env knows of
+            f"{cfg.id} does not work with the packages that are installed ({error!r}); those that it "
+            f"was tested with come with pip install 'rlx[{cfg.extra}]'."
+        ) from error
     space = env.observation_space
     if is_goal_space(space):
         return FlattenGoal(env)

@@ -94,7 +94,7 @@ def test_impossible_settings_are_refused() -> None:
 
 
 def test_goes_online_where_returns_are_not_known_yet(tmp_path: Path) -> None:
-    """The dataset brings its returns, fresh transitions none: mixed batches hold both, and all stays finite."""
+    """The dataset brings its returns, an episode under way has none: mixed batches hold both, and all stays finite."""
     seen: list[Batch] = []
     update = CalQL.update
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from rlx.data.hindsight import HindsightConfig, HindsightReplay
+from rlx.data.replay import Replay, UniformConfig
 from rlx.envs import EnvConfig, make_env, spec_of
 from rlx.errors import UserError
 from rlx.rewards import RewardConfig, RewardTransform
@@ -108,6 +109,36 @@ def test_envs_side_by_side_keep_their_episodes_apart():
     assert set(batch.obs[:, 4].tolist()) == {1.0}
     assert float(batch.obs[:, 5].max()) == 3.0
     assert float(batch.obs[:, 7].max()) == 4.0
+
+
+def test_a_whole_episode_of_any_env_is_enough():
+    """Six steps of two envs fit. Env 1 ends episodes at steps 2 and 5, env 0 one at step 6 that began too long ago."""
+    replay = make_replay(capacity=12, num_envs=2)
+    for t in range(7):
+        obs = np.array([[0, 0, 0, 0, env, t, 99, 99] for env in (0, 1)], np.float32)
+        ended = np.array([t == 6, t in (2, 5)])
+        replay.add(obs, np.zeros((2, 2), np.float32), -np.ones(2), obs, np.zeros(2), ended)
+    assert replay.ready
+    batch = sample(replay, 500)
+    assert set(batch.obs[:, 4].tolist()) == {1.0}
+    assert set(batch.obs[:, 5].tolist()) == {3.0, 4.0, 5.0}
+
+
+def test_the_memory_of_episodes_is_counted():
+    plain = Replay(UniformConfig(capacity=64), SPEC, 1, 0.9, 0)
+    assert make_replay(capacity=64).nbytes == plain.nbytes + 64 * 16  # two int64 per row
+
+
+def test_a_bonus_that_relabelled_goals_cannot_get_is_refused():
+    with pytest.raises(UserError, match=r"use reward\.success_bonus=0"):
+        make_replay().connect(ENV, RewardTransform(RewardConfig(success_bonus=1.0)))
+
+
+@pytest.mark.parametrize(("capacity", "num_envs", "warns"), [(50, 1, False), (49, 1, True), (99, 2, True)])
+def test_episodes_that_do_not_fit_are_said(capacity: int, num_envs: int, warns: bool, caplog: pytest.LogCaptureFixture):
+    """An episode of PointGoal has 50 steps."""
+    make_replay(capacity, num_envs)
+    assert (f"at least {50 * num_envs}" in caplog.text) == warns
 
 
 @pytest.mark.parametrize("num_envs", [1, 3])

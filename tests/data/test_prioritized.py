@@ -162,7 +162,10 @@ def test_impossible_settings_are_refused(options: dict[str, float]) -> None:
         make(**options)
 
 
-OVERRIDES = ("env=cartpole", "replay=prioritized", "threads=1", "algo.hidden=[16,16]", "trainer.learning_starts=50")
+OVERRIDES = (
+    "env=cartpole", "~algo_env", "replay=prioritized", "replay.n_step=5", "threads=1", "algo.hidden=[16,16]",
+    "trainer.learning_starts=50", "trainer.train_frequency=1", "trainer.gradient_updates_per_step=1",
+)  # fmt: skip
 
 
 def rows(folder: Path) -> list[dict[str, float]]:
@@ -181,6 +184,13 @@ def test_a_resumed_run_is_the_uninterrupted_one(algo: str, tmp_path: Path) -> No
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     assert parts.learner.counters() == whole.learner.counters()
     assert rows(tmp_path / "parts")[-1] == rows(tmp_path / "whole")[-1]
+
+
+def test_a_dataset_may_stand_by(tmp_path: Path) -> None:
+    """What the refusal below says to type works."""
+    common = ("algo=dqn", *OVERRIDES, "dataset=random", "trainer.offline_batch_ratio=0", "logger=none")
+    result = rlx.train(*common, "trainer.max_env_steps=60", run_dir=tmp_path / "run")
+    assert result.summary["updates"] == 10
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from rlx.data.dataset import TransitionDataset
 from rlx.data.replay import DatasetReplay, Layout, Mixture, Replay, UniformConfig
+from rlx.data.sources import read_npz
 from rlx.errors import UserError
 from rlx.types import Spec
 
@@ -153,6 +155,28 @@ def test_n_step_returns_equal_a_slow_loop(num_envs: int, n: int, capacity: int, 
         assert batch.terminated[row].item() == float(flags[last][0])
 
 
+def test_monte_carlo_returns_are_known_when_an_episode_ends() -> None:
+    replay = Replay(UniformConfig(capacity=8), BOX, 2, 0.5, seed=0, mc_return=True)
+    fill(replay, 3, ends={0: "terminated"})
+    unknown = [-np.inf, -np.inf]
+    assert rows_of(replay, list(range(6))).mc_return.tolist() == [1.0, 1.0, *unknown, *unknown]
+    fill(replay, 1, start=3, ends={3: "truncated"})  # rewards 2, 3, 4 of both envs
+    assert rows_of(replay, list(range(8))).mc_return.tolist() == [1.0, 1.0, 4.5, 4.5, 5.0, 5.0, 4.0, 4.0]
+    fill(replay, 2, start=4, ends={5: "terminated"})  # over the oldest rows: rewards 5, 6
+    assert rows_of(replay, list(range(8))).mc_return.tolist() == [8.0, 8.0, 6.0, 6.0, 5.0, 5.0, 4.0, 4.0]
+    again = Replay(UniformConfig(capacity=8), BOX, 2, 0.5, seed=0, mc_return=True)
+    fill(again, 6)
+    again.load_tensors(replay.tensors())
+    assert rows_of(again, list(range(8))).mc_return.equal(rows_of(replay, list(range(8))).mc_return)
+
+
+def test_only_the_env_whose_episode_ended_gets_its_returns() -> None:
+    replay = Replay(UniformConfig(capacity=8), BOX, 2, 0.5, seed=0, mc_return=True)
+    obs, flags = np.zeros((2, 2), np.float32), np.array([False, True])
+    replay.add(obs, np.zeros((2, 1)), np.array([1.0, 2.0]), obs, flags, np.zeros(2, bool))
+    assert rows_of(replay, [0, 1]).mc_return.tolist() == [-np.inf, 2.0]
+
+
 def test_sampling_is_seeded_and_batches_are_cut_evenly() -> None:
     a, b = make(), make()
     for replay in (a, b):
@@ -238,6 +262,20 @@ def test_what_cannot_work_is_refused(change: dict[str, int], word: str) -> None:
 def test_more_memory_than_there_is_says_how_much_would_fit() -> None:
     with pytest.raises(UserError, match=r"GiB.*try replay\.capacity=\d+"):
         make(capacity=10**13)
+
+
+def test_a_dataset_beyond_memory_is_told_to_stay_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """100 rows of 9 numbers, 4 of them observations: 3600 bytes in memory, 2000 besides those on disk."""
+    dataset(100).save(tmp_path / "data.npz")
+    monkeypatch.setattr("rlx.data.replay._available_memory", lambda: 2500)
+    with pytest.raises(UserError, match=r"A dataset of 100 transitions.*dataset\.memory=mmap"):
+        DatasetReplay(read_npz(str(tmp_path / "data.npz"), False), BOX, 0.5, 1, seed=0)
+    replay = DatasetReplay(read_npz(str(tmp_path / "data.npz"), True), BOX, 0.5, 1, seed=0)
+    assert replay.nbytes == 2000
+    assert rows_of(replay, [7]).obs.tolist() == [[7.0, 7.0]]
+    monkeypatch.setattr("rlx.data.replay._available_memory", lambda: 1999)
+    with pytest.raises(UserError, match=r"use a smaller one\.$"):
+        DatasetReplay(read_npz(str(tmp_path / "data.npz"), True), BOX, 0.5, 1, seed=0)
 
 
 def test_the_layout_has_no_gaps() -> None:
