@@ -164,7 +164,7 @@ ODD = {
     "discrete_obs": (spaces.Discrete(5), BOX, (5,)),
     "tuple_obs": (spaces.Tuple((spaces.Discrete(3), BOX)), BOX, (5,)),
     "dict_obs": (spaces.Dict(a=BOX, b=spaces.MultiBinary(2)), BOX, (4,)),
-    "matrix_obs": (spaces.Box(0, 1, (2, 3), np.float64), BOX, (2, 3)),
+    "matrix_obs": (spaces.Box(0, 1, (2, 3), np.float64), BOX, (6,)),
     "integer_obs": (spaces.Box(0, 255, (4,), np.uint8), BOX, (4,)),
     "shifted_discrete": (BOX, spaces.Discrete(3, start=-1), (2,)),
     "multi_discrete": (BOX, spaces.MultiDiscrete([2, 3]), (2,)),
@@ -219,6 +219,8 @@ def test_box_actions_are_scaled_and_clipped() -> None:
     [
         ({"id": "Pendulum-v7"}, "Pendulum-v1"),
         ({"id": "no_such_module:X-v0"}, "no_such_module"),
+        ({"id": ""}, "Pendulum-v1"),
+        ({"id": ":X-v0"}, "Pendulum-v1"),
         ({"id": "Pendulum-v1", "kwargs": {"nonsense": 1}}, "nonsense"),
         ({"id": "Pendulum-v1", "num_envs": 0}, "num_envs"),
         ({"id": "Pendulum-v1", "vectorization": "native"}, "sync"),

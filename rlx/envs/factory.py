@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -68,6 +69,8 @@ def is_goal_space(space: spaces.Space) -> bool:
 def make_env(cfg: EnvConfig, **kwargs: Any) -> gym.Env:
     """One environment whose observations are a single array."""
     limit = {"max_episode_steps": cfg.max_episode_steps} if cfg.max_episode_steps else {}
+    if not re.fullmatch(r"([\w.]+:)?[\w./-]+", cfg.id):
+        raise UserError(f"env.id={cfg.id!r} is no id of an environment; give one such as env.id=Pendulum-v1.")
     try:
         if cfg.extra in REGISTERED_BY:
             importlib.import_module(REGISTERED_BY[cfg.extra])
@@ -89,7 +92,7 @@ def make_env(cfg: EnvConfig, **kwargs: Any) -> gym.Env:
     space = env.observation_space
     if is_goal_space(space):
         return FlattenGoal(env)
-    if not isinstance(space, spaces.Box):
+    if not isinstance(space, spaces.Box) or len(space.shape) not in (1, 3):  # vectors and images stay as they are
         return gym.wrappers.FlattenObservation(env)
     return env
 
