@@ -46,7 +46,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "lr": 1e-3, "gae_lambda": 0.95, "discount": 0.9,
     },
     "a2c/pendulum": {
-        "steps": 300_000, "num_envs": 8, "rollout_length": 8, "lr": 7e-4, "gae_lambda": 0.9, **NORMALIZED,
+        "steps": 150_000, "num_envs": 8, "rollout_length": 8, "lr": 7e-4, "gae_lambda": 0.9, **NORMALIZED,
         "discount": 0.9,
     },
     "trpo/pendulum": {

@@ -112,6 +112,13 @@ def hydra_main(arguments: list[str]) -> int:
     from rlx.paths import conf_dir
 
     register()
+    if {"-m", "--multirun", "hydra.mode=MULTIRUN"} & set(arguments):
+        for argument in arguments:
+            if argument.lstrip("+").startswith("run_dir="):
+                raise UserError(
+                    f"{argument} would put all jobs of a sweep into one folder; use hydra.sweep.dir=FOLDER, below "
+                    "which each job has its own."
+                )
     check_sweep([a for a in arguments if "=" in a and not a.startswith("-")])
     codes: list[int] = []
 

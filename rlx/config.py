@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import math
 import pkgutil
 import re
 from collections.abc import Iterator, Sequence
@@ -144,6 +145,14 @@ def trusted(target: str, trust: Sequence[str]) -> bool:
     return any(target == t or target.startswith(f"{t}.") for t in ("rlx", *trust))
 
 
+def imported(target: str) -> Any:
+    module, _, name = target.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(f"_target_={target} cannot be imported ({error}); give module.Class.") from error
+
+
 def instantiate(node: Any, *args: Any, trust: Sequence[str] = (), **kwargs: Any) -> Any:
     """The only way from a config node to an object: `Target(config dataclass, *args)`.
 
@@ -156,11 +165,7 @@ def instantiate(node: Any, *args: Any, trust: Sequence[str] = (), **kwargs: Any)
     if not trusted(target, trust):
         package = target.partition(".")[0]
         raise UserError(f"_target_={target} is not part of rlx; add trust=[{package}] to allow what {package} brings.")
-    module, _, name = target.rpartition(".")
-    try:
-        factory = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(f"_target_={target} cannot be imported ({error}); give module.Class.") from error
+    factory = imported(target)
     if is_dataclass(OmegaConf.get_type(node)):
         return factory(OmegaConf.to_object(node), *args, **kwargs)
     values = OmegaConf.to_container(node, resolve=True)
@@ -275,7 +280,14 @@ def check_regime(cfg: DictConfig) -> None:
             f"{_choices(lambda c: 'on_policy' not in c.regimes)}."
         )
     if getattr(class_of(cfg.replay, cfg.trust), "prioritized", False):
-        check_prioritized(name, cls, reads_data)
+        mixes = cfg.dataset is not None and "offline_batch_ratio" in cfg.schedule.targets
+        check_prioritized(name, cls, reads_data or mixes)
+    if cfg.algo.normalize_obs and cfg.dataset is None and "on_policy" not in cls.regimes:
+        raise UserError(
+            f"algo.normalize_obs=true takes its statistics from a dataset under algo={name} and there is none; use "
+            "algo.normalize_obs=false, or add dataset=..."
+        )
+    check_phases(cfg)
     budgets = ("max_env_steps", "max_updates", "max_epochs", "max_seconds")
     for key in budgets:
         value = cfg.trainer[key]
@@ -283,6 +295,28 @@ def check_regime(cfg: DictConfig) -> None:
             raise UserError(f"trainer.{key}={value} is no budget; give a number of at least 0.")
     if all(cfg.trainer[key] is None for key in budgets):
         raise UserError(f"The run has no budget; set one of {', '.join(f'trainer.{b}' for b in budgets)}.")
+
+
+def check_phases(cfg: DictConfig) -> None:
+    """Refuse a budget that ends before the run goes online."""
+    limit, before = cfg.trainer.max_updates, 0
+    for phase in cfg.trainer.phases.values():
+        if phase.collect > 0:
+            break
+        before += phase.updates or 0
+    else:
+        return  # nothing is collected
+    if limit is not None and before and limit <= before:
+        raise UserError(
+            f"trainer.max_updates={limit} ends the run before it goes online, after {before} updates on the dataset; "
+            "give more, use trainer.max_env_steps as the budget (trainer.max_updates=null), or learn from the dataset "
+            "alone with trainer=offline."
+        )
+
+
+def check_seed(seed: int) -> None:
+    if not 0 <= seed < 2**63:
+        raise UserError(f"seed={seed} is not possible; give 0 or more, below 2**63.")
 
 
 def check_prioritized(name: str, cls: type[Learner], reads_data: bool) -> None:
@@ -308,8 +342,7 @@ def class_of(node: DictConfig, trust: Sequence[str]) -> Any:
     target = str(node._target_)
     if not trusted(target, trust):
         raise UserError(f"_target_={target} is not part of rlx; add trust=[{target.partition('.')[0]}] to allow it.")
-    module, _, name = target.rpartition(".")
-    return getattr(importlib.import_module(module), name)
+    return imported(target)
 
 
 def check_spec(cfg: DictConfig, spec: Spec) -> None:
@@ -338,18 +371,16 @@ def validate(cfg: DictConfig) -> None:
             raise UserError(f"trainer.{key}={trainer[key]} is not possible; give at least 0.")
     if not 0 <= trainer.offline_batch_ratio <= 1:
         raise UserError(f"trainer.offline_batch_ratio={trainer.offline_batch_ratio} is a share; give 0 to 1.")
-    if trainer.gradient_updates_per_step <= 0:
-        raise UserError(
-            f"trainer.gradient_updates_per_step={trainer.gradient_updates_per_step} never learns; give more than 0."
-        )
+    ratio = trainer.gradient_updates_per_step
+    if not 0 < ratio < math.inf:  # nan is neither
+        raise UserError(f"trainer.gradient_updates_per_step={ratio} is not possible; give a number above 0.")
     if cfg.algo.batch_size < 1:
         raise UserError(f"algo.batch_size={cfg.algo.batch_size} is not possible; give at least 1.")
     if not 0 <= cfg.algo.discount <= 1:
         raise UserError(f"algo.discount={cfg.algo.discount} is no discount factor; give 0 to 1.")
     if cfg.threads is not None and cfg.threads < 1:
         raise UserError(f"threads={cfg.threads} is not possible; give at least 1, or null to let rlx choose.")
-    if not 0 <= cfg.seed < 2**63:
-        raise UserError(f"seed={cfg.seed} is not possible; give 0 or more, below 2**63.")
+    check_seed(cfg.seed)
     if any(width < 1 for width in cfg.algo.hidden):
         raise UserError(f"algo.hidden={list(cfg.algo.hidden)} is not possible; every layer needs at least 1 unit.")
     limit = cfg.env.max_episode_steps

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rlx.envs.runner import box_scale
 from rlx.errors import UserError
 from rlx.learner import Learner
 from rlx.types import Spec
@@ -39,6 +40,7 @@ class Policy:
 def unscaled(action: np.ndarray, spec: Spec) -> np.ndarray:
     """Actions from the learner's units to those of the env; discrete and unbounded ones stay as they are."""
     low, high = np.array(spec.action_low, np.float32), np.array(spec.action_high, np.float32)
-    if spec.discrete or not (np.isfinite(low).all() and np.isfinite(high).all()):
+    if spec.discrete:
         return action
-    return np.clip(action, -1.0, 1.0) * (high - low) / 2 + (high + low) / 2
+    half, middle, limit = box_scale(low, high)
+    return np.clip(action, -limit, limit) * half + middle

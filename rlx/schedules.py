@@ -127,8 +127,9 @@ def resolve_schedule_value(
         return spec.start
     if spec.unit is Unit.fraction and fraction is None:
         raise UserError(
-            "A schedule over the fraction of a run needs a budget in steps: set trainer.max_env_steps or "
-            "trainer.max_updates, or give the schedule its own clock (schedule.unit=updates schedule.horizon=10000)."
+            "A schedule over the fraction of a run needs a budget on the run's clock: set trainer.max_env_steps where "
+            "it collects, trainer.max_updates where it only learns from a dataset, or trainer.max_epochs; or give the "
+            "schedule a clock of its own (schedule.unit=updates schedule.horizon=10000)."
         )
     clock = {Unit.updates: updates, Unit.env_steps: env_steps, Unit.fraction: fraction}
     t = float(clock[spec.unit] or 0)

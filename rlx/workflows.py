@@ -18,17 +18,17 @@ from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
 
 from rlx.callbacks.bus import Callback, CallbackBus
-from rlx.callbacks.schedule import find_owner
 from rlx.checkpoint import CheckpointStore, DamagedCheckpoint, find_checkpoint, read_folder, write_atomically
 from rlx.config import (
     check_regime,
+    check_seed,
     check_spec,
     compose_config,
     instantiate,
@@ -50,7 +50,7 @@ from rlx.nn import keep_freed_memory
 from rlx.paths import conf_dir
 from rlx.policy import Policy
 from rlx.rewards import RewardTransform
-from rlx.rng import seed_everything
+from rlx.rng import seed_everything, seeded
 from rlx.trainers.trainer import INTERRUPTS, Trainer, evaluate_learner
 from rlx.types import Spec
 
@@ -92,6 +92,7 @@ def run(cfg: DictConfig, overrides: list[str], run_dir: str | Path | None = None
     threads = set_threads(cfg)
     seed_everything(int(cfg.seed))
     trainer = build(cfg, folder)
+    check_callbacks(trainer)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -119,10 +120,12 @@ def resume(run_dir: str | Path, *overrides: str, trust: tuple[str, ...] = ()) ->
     trainer = build(cfg, folder)
     if saved is None:
         log.warning("%s was ended before its first checkpoint; it starts from the beginning.", folder)
-        for name in ("metrics.jsonl", "summary.json"):
-            (folder / name).unlink(missing_ok=True)
+        trainer.resumed = True  # loggers begin their files anew
+        check_callbacks(trainer)
+        (folder / "summary.json").unlink(missing_ok=True)
     else:
         trainer.restore(saved)
+        check_callbacks(trainer)
         store.forget_after(saved)
         if not trainer.state.exact:
             log.warning("The environment did not replay to where it was: the run goes on, but only approximately.")
@@ -138,6 +141,13 @@ def refuse_change(saved: Any, cfg: DictConfig) -> None:
         before, now = OmegaConf.select(saved, key), OmegaConf.select(cfg, key)
         if before != now:
             raise UserError(f"{key} was {before} and cannot become {now} in the middle of a run; start a new run.")
+    old, new = (cast(dict[str, Any], OmegaConf.to_container(c.reward, resolve=False)) for c in (saved, cfg))
+    for key, value in new.items():
+        if old.get(key, value) != value:
+            raise UserError(
+                f"reward.{key} was {old[key]} and cannot become {value} in the middle of a run, which has learned from "
+                "and kept rewards as they were transformed until now; start a new run."
+            )
 
 
 def check(cfg: DictConfig) -> None:
@@ -165,7 +175,8 @@ def build(cfg: DictConfig, folder: Path) -> Trainer:
     replay = None
     if envs is not None and any(phase.collect > 0 and not phase.on_policy for phase in phases):
         replay = make_replay(cfg, spec, envs.num_envs, prior)
-        replay.connect(make_env(env_cfg), reward)
+        if type(replay).connect is not Replay.connect:  # it asks the env for rewards as long as the run lasts
+            replay.connect(make_env(env_cfg), reward)
     trainer: Trainer = instantiate(
         cfg.trainer,
         cfg,
@@ -180,9 +191,16 @@ def build(cfg: DictConfig, folder: Path) -> Trainer:
         dataset=dataset,
         trust=cfg.trust,
     )
-    for name in trainer.bus.callbacks["schedule"].targets:  # type: ignore[attr-defined]
-        find_owner(trainer, name)
     return trainer
+
+
+def check_callbacks(trainer: Trainer) -> None:
+    """Have callbacks refuse what they cannot do before the run folder is written to."""
+    try:
+        trainer.bus.check(trainer)
+    except UserError:
+        trainer.close()
+        raise
 
 
 def load_prior(
@@ -265,6 +283,8 @@ def make_bus(cfg: DictConfig) -> CallbackBus:
     found: dict[str, Callback] = {"schedule": instantiate(cfg.schedule, trust=cfg.trust)}
     for group in (cfg.callbacks, cfg.logger):
         for name, node in (group or {}).items():
+            if node is None:  # callbacks.evaluate=null: as ~callbacks.evaluate
+                continue
             found[str(name)] = instantiate(node, trust=cfg.trust)
     return CallbackBus(found)
 
@@ -273,10 +293,10 @@ def _finish(trainer: Trainer) -> Result:
     try:
         with interruptible(trainer):
             trainer.run()
+        summary = summarise(trainer)
+        write_atomically(trainer.run_dir / "summary.json", json.dumps(summary, indent=2).encode())
     finally:
-        trainer.close()
-    summary = summarise(trainer)
-    write_atomically(trainer.run_dir / "summary.json", json.dumps(summary, indent=2).encode())
+        trainer.close()  # last: an env that fails here loses nothing
     return Result(summary, trainer.run_dir, trainer.learner)
 
 
@@ -349,7 +369,7 @@ def set_threads(cfg: DictConfig, saved: int | None = None) -> int:
 def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
-        torch.zeros(1, device=device)
+        torch.zeros(1, device=device).item()  # device=meta has no numbers to give
     except (RuntimeError, AssertionError) as error:
         raise UserError(
             f"device={name} is not available here ({str(error).splitlines()[0]}); use device=cpu."
@@ -405,6 +425,7 @@ def evaluate(path: str | Path, episodes: int = 10, seed: int = 0, trust: tuple[s
     """Raw returns of the deterministic policy in fresh environments."""
     if episodes < 1:
         raise UserError(f"episodes={episodes} is not possible; give at least 1.")
+    check_seed(seed)
     learner, cfg = _restore_to_act(path, trust)
     envs = make_vector_env(OmegaConf.to_object(cfg.env), min(episodes, 10))  # type: ignore[arg-type]
     try:
@@ -438,6 +459,7 @@ def collect(
         raise UserError(f"episodes={episodes} is not possible; give at least 1.")
     if noise < 0:
         raise UserError(f"noise={noise} is not possible; give 0 or more.")
+    check_seed(seed)
     if not re.fullmatch(r"([\w-]{2,}/)*[\w-]+-v\d+", id):
         raise UserError(f"id={id} is no Minari id; give one such as id=my/dataset-v0.")
     storage = minari_root()
@@ -448,8 +470,7 @@ def collect(
         raise UserError(f"{cfg.env.id} is a goal env, whose dict observations collect cannot write; use another env.")
     envs = make_vector_env(OmegaConf.to_object(cfg.env), min(episodes, 10))  # type: ignore[arg-type]
     try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed, next(iter(learner.parameters())).device):
             policy = Policy(learner)
             found = collect_episodes(policy.act_scaled, envs, learner.spec, episodes, noise, seed)
     finally:

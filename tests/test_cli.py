@@ -64,10 +64,15 @@ BAD = {
     "trainer.eval_episodes=0": "eval_episodes",
     "trainer.offline_batch_ratio=1.5": "offline_batch_ratio",
     "trainer.gradient_updates_per_step=0": "gradient_updates_per_step",
+    "trainer.gradient_updates_per_step=nan": "gradient_updates_per_step",
+    "trainer.gradient_updates_per_step=inf": "gradient_updates_per_step",
     "trainer=on_policy": "trainer=",
     "trainer.learning_start=5": "learning_starts",
     "algo.batch_size=0": "batch_size",
     "algo.discount=1.1": "discount",
+    "algo.normalize_obs=true": "dataset=",
+    "algo._target_=rlx.algos.sac.Nope": "Nope",
+    "replay._target_=rlx.nope.X": "rlx.nope",
     "algo.tau=0": "tau",
     "algo.hidden=[0]": "hidden",
     "algo.hidden=[-3,2]": "hidden",
@@ -78,6 +83,7 @@ BAD = {
     "threads=0": "threads",
     "device=cuda:99": "device=cpu",
     "device=toaster": "device=cpu",
+    "device=meta": "device=cpu",
     "replay.capacity=0": "capacity",
     "replay.capacity=99999999999999 trainer.max_env_steps=99999999999999": "GiB",
     "replay.n_step=0": "n_step",
@@ -86,7 +92,17 @@ BAD = {
     "reward.clip_low=2 reward.clip_high=1": "clip_low",
     "schedule=zigzag": "schedule=",
     "+schedule.targets.tauu={kind: linear}": "tau",
+    "schedule=linear trainer.max_env_steps=null trainer.max_updates=5": "trainer.max_env_steps where it collects",
     "callbacks.early_stopping.patience=3": "early_stopping",
+    "callbacks=[default,fitted_q]": "dataset=",
+    "callbacks=[default,q_values]": "dataset=",
+    "callbacks=[default,make_data] callbacks.make_data.prefix=rlx/x reward=clip_1": "reward=identity",
+    "algo=ppo callbacks=[default,make_data] callbacks.make_data.prefix=rlx/x": "off-policy",
+    "algo=tqc dataset=random callbacks=[default,q_values]": "tqc",
+    "algo=crossq dataset=random callbacks=[default,q_values]": "crossq",
+    "logger.jsonl.filename=a/b.jsonl": "metrics.jsonl",
+    "dataset=mix dataset.sources.prior=null": "dataset.sources.prior",
+    "-m run_dir=somewhere seed=0,1": "hydra.sweep.dir",
     "~callbacks.nonsense": "nonsense",
     "algoo=sac": "algo",
     "env=null": "env=",
@@ -115,6 +131,7 @@ def test_a_mistake_costs_one_sentence(
     line: str, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["rlx"])  # which sweeps set
     arguments = line.split(" ") if "{" not in line else [line]
     trains = "=" in arguments[0] or arguments[0][0] in "~+"
     short = ["trainer.max_env_steps=3", f"run_dir={tmp_path / 'run'}"]  # in case it does run
@@ -135,6 +152,9 @@ def test_a_mistake_costs_one_sentence(
         (["evaluate", "RUN", "episodes=0"], "episodes"),
         (["evaluate", "RUN", "episodes=many"], "episodes"),
         (["evaluate", "RUN", "--jsn"], "--jsn"),
+        (["evaluate", "RUN", "seed=-1"], "seed=-1"),
+        (["evaluate", "RUN", "seed=99999999999999999999999"], "seed"),
+        (["collect", "RUN", "id=rlx/x-v0", "seed=-1"], "seed=-1"),
         (["predict", "RUN"], "--obs"),
         (["predict", "RUN", "--obs", "[1, 2"], "JSON"),
         (["predict", "RUN", "--obs", "[1, 2]"], "shape"),
@@ -148,6 +168,8 @@ def test_a_mistake_costs_one_sentence(
         (["resume", "RUN", "trainer.max_env_steps=x"], "max_env_steps"),
         (["resume", "RUN", "~callbacks.nonsense"], "nonsense"),
         (["resume", "RUN", "env.num_envs=2"], "num_envs"),
+        (["resume", "RUN", "reward.running_norm=true"], "reward.running_norm"),
+        (["resume", "RUN", "reward.scale=2"], "reward.scale"),
     ],
 )
 def test_a_mistake_about_a_run(arguments: list[str], word: str, run_dir: Path, capsys: pytest.CaptureFixture) -> None:
@@ -171,6 +193,21 @@ def test_what_rlx_itself_does_wrong_has_a_traceback_and_code_1(
     monkeypatch.setattr("rlx.algos.sac.SAC.update", lambda self, batch: 1 / 0)
     assert main([*TINY, f"run_dir={tmp_path / 'run'}"]) == 1
     assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_a_refused_run_can_be_corrected(tmp_path: Path) -> None:
+    """What callbacks refuse is refused before the folder is claimed."""
+    there = f"run_dir={tmp_path / 'run'}"
+    assert main([*TINY, there, "callbacks=[default,fitted_q]"]) == 2
+    assert main([*TINY, there]) == 0
+
+
+def test_null_takes_a_callback_or_a_logger_away(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert main([*TINY, f"run_dir={folder}", "callbacks.evaluate=null", "logger.jsonl=null"]) == 0
+    assert not (folder / "metrics.jsonl").exists()
+    assert json.loads((folder / "summary.json").read_text())["eval_return_mean"] is None
+    assert main(["resume", str(folder), "callbacks.checkpoint=null"]) == 0
 
 
 def test_a_second_run_in_the_same_folder_is_refused(run_dir: Path, capsys: pytest.CaptureFixture) -> None:

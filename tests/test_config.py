@@ -136,6 +136,17 @@ def test_a_wrong_override_is_explained(override: str) -> None:
         (["algo=rlpd"], ("dataset=",)),
         (["trainer.max_env_steps=null"], ("no budget", "trainer.max_seconds")),
         (["trainer.max_updates=-3"], ("max_updates=-3",)),
+        (
+            [
+                "algo=rlpd",
+                "dataset=random",
+                "trainer=offline_to_online",
+                "trainer.pretrain_updates=20",
+                "trainer.max_updates=20",
+            ],
+            ("before it goes online", "trainer.max_updates=null"),
+        ),
+        (["algo=sac", "env=pendulum", "algo.normalize_obs=true"], ("algo.normalize_obs=false",)),
     ],
 )
 def test_what_does_not_fit_together_names_what_would(overrides: list[str], words: tuple[str, ...]) -> None:

@@ -154,6 +154,57 @@ def test_the_state_of_early_stopping_survives(tmp_path: Path) -> None:
     same_run(middle, whole)
 
 
+def early_stopped(folder: Path) -> Path:
+    overrides = tiny(
+        "off_policy", "callbacks=[default,early_stopping]", "callbacks.early_stopping.patience=1",
+        "callbacks.early_stopping.min_delta=1e9", "trainer.eval_interval=10", "trainer.max_env_steps=60",
+    )  # fmt: skip
+    result = rlx.train(*overrides, run_dir=folder)
+    assert result.summary["stop_reason"] == "early_stopping: no_improvement"
+    assert result.summary["env_steps"] == 20
+    return folder
+
+
+@pytest.mark.parametrize("change", ["~callbacks.early_stopping", "callbacks.early_stopping.patience=100"])
+def test_a_run_goes_on_without_the_rule_that_ended_it(change: str, tmp_path: Path) -> None:
+    again = resumed(early_stopped(tmp_path / "run"), change)
+    assert (again.summary["stop_reason"], again.summary["env_steps"]) == ("max_env_steps", 60)
+
+
+def test_a_rule_that_ended_a_run_still_holds_under_a_larger_budget(tmp_path: Path) -> None:
+    again = resumed(early_stopped(tmp_path / "run"), "trainer.max_env_steps=100")
+    assert again.summary["env_steps"] == 20
+
+
+def test_pretraining_can_be_cut_short(tmp_path: Path) -> None:
+    with snapshots(("checkpoint", 1), into=tmp_path) as at:
+        rlx.train(*tiny("offline_to_online", "trainer.checkpoint_interval=10"), run_dir=tmp_path / "whole")
+    again = resumed(at["checkpoint", 1], "trainer.pretrain_updates=0")
+    assert again.summary["env_steps"] == 90
+
+
+def test_a_run_without_a_checkpoint_begins_again_whatever_its_files_are_called(tmp_path: Path) -> None:
+    overrides = tiny("off_policy", "logger.jsonl.filename=m.jsonl")
+    with snapshots(("log", 1), into=tmp_path) as at:
+        rlx.train(*overrides, run_dir=tmp_path / "whole")
+    killed = at["log", 1]
+    assert (killed / "m.jsonl").stat().st_size
+    assert not (killed / "checkpoints").exists()
+    resumed(killed)
+    for folder in (killed, tmp_path / "whole"):
+        (folder / "m.jsonl").rename(folder / "metrics.jsonl")
+    same_run(killed, tmp_path / "whole")
+
+
+def test_the_last_row_has_the_schedule_that_was_used(tmp_path: Path) -> None:
+    """Killed between the last checkpoint and the end of the run."""
+    overrides = tiny("off_policy", "schedule=linear", "trainer.checkpoint_interval=65")
+    with snapshots(("iteration", 130), into=tmp_path) as at:
+        rlx.train(*overrides, run_dir=tmp_path / "whole")
+    resumed(at["iteration", 130])
+    same_run(at["iteration", 130], tmp_path / "whole")
+
+
 # -- signals ---------------------------------------------------------------------------------------------------------
 
 
@@ -320,6 +371,7 @@ REFUSED = {
     "foo=1": "foo",
     "seed=1": "seed",
     "env.id=CartPole-v1": "env.id",
+    "reward.scale=2": "reward.scale",
 }
 
 

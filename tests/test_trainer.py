@@ -66,7 +66,7 @@ def test_a_budget_is_kept_to_the_step(name: str, tmp_path: Path) -> None:
         ("offline", ["trainer.max_updates=null", "trainer.max_epochs=3", "trainer.epoch_length=7"], 21),
         ("off_policy", ["trainer.max_updates=17"], 17),
         ("on_policy", ["trainer.max_updates=2"], 2),
-        ("offline_to_online", ["trainer.max_updates=9"], 9),
+        ("offline_to_online", ["trainer.max_updates=16"], 16),
         ("offline_to_online", ["trainer.max_updates=25"], 25),
     ],
 )

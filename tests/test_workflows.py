@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import contextmanager
 from pathlib import Path
 
 import gymnasium as gym
@@ -13,10 +14,19 @@ import torch
 from helpers import resumed, same_run, tiny
 
 import rlx
+from rlx.config import compose_config
 from rlx.data import sources
+from rlx.data.collect import _noisy
+from rlx.data.dataset import scale_actions
 from rlx.data.sources import roll_out_random
+from rlx.envs import make_env
+from rlx.envs.runner import to_env_units
+from rlx.envs.vector import SyncEnvs
 from rlx.errors import UserError
-from rlx.workflows import Result, choose_device, default_run_dir, set_threads
+from rlx.policy import unscaled
+from rlx.rng import seeded
+from rlx.types import Spec
+from rlx.workflows import Result, build, choose_device, default_run_dir, set_threads
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +127,56 @@ def test_devices_that_are_not_there_are_refused() -> None:
 def test_a_directory_without_a_run_cannot_be_resumed(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not a run folder"):
         rlx.resume(tmp_path)
+
+
+@pytest.mark.parametrize(("device", "kept"), [("cpu", []), ("cuda:1", [torch.device("cuda:1")])])
+def test_the_random_state_of_the_learners_device_is_kept(device: str, kept: list, monkeypatch) -> None:
+    """torch.manual_seed seeds every device, so what is forked has to hold the learner's."""
+    forked = []
+
+    @contextmanager
+    def fork_rng(devices):
+        forked.extend(devices)
+        yield
+
+    monkeypatch.setattr(torch.random, "fork_rng", fork_rng)
+    with seeded(3, torch.device(device)):
+        assert torch.initial_seed() == 3
+    assert forked == kept
+
+
+def test_only_a_replay_that_asks_for_it_gets_an_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    monkeypatch.setattr("rlx.workflows.make_env", lambda cfg: made.append(cfg) or make_env(cfg))
+    build(compose_config(tiny("off_policy")), tmp_path).close()
+    assert len(made) == 1  # for the Spec
+    build(compose_config(tiny("off_policy", "env=point_goal", "replay=hindsight", "~algo_env")), tmp_path).close()
+    assert len(made) == 3
+
+
+def test_a_failing_env_does_not_cost_the_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def close(self) -> None:
+        raise OSError("gone")
+
+    monkeypatch.setattr(SyncEnvs, "close", close)
+    with pytest.raises(OSError, match="gone"):
+        rlx.train(*tiny("off_policy"), run_dir=tmp_path / "run")
+    assert (tmp_path / "run" / "summary.json").exists()
+
+
+def test_box_actions_are_scaled_by_dimension() -> None:
+    """As those of a dataset are: bounded dimensions to their bounds, the others not at all."""
+    low, high = [-2.0, -np.inf, 0.0], [2.0, np.inf, np.inf]
+    spec = Spec("X-v0", (1,), "float32", "box", (3,), tuple(low), tuple(high))
+    action = np.array([[0.5, 5.0, -3.0], [-7.0, 0.1, 0.2]], np.float32)
+    expected = np.array([[1.0, 5.0, -3.0], [-2.0, 0.1, 0.2]], np.float32)
+    space = gym.spaces.Box(np.array(low, np.float32), np.array(high, np.float32))
+    assert np.array_equal(unscaled(action, spec), expected)
+    assert np.array_equal(to_env_units(space)(action), expected)
+    assert np.array_equal(scale_actions(expected, spec)[0], np.array([[0.5, 5, -3], [-1, 0.1, 0.2]], np.float32))
+    noisy = _noisy(action * 100, spec, 0.1, np.random.default_rng(0))
+    assert np.abs(noisy[:, 0]).max() == 1.0
+    assert np.abs(noisy[0, 1]) > 400
 
 
 def test_a_mistake_while_building_leaves_no_processes(tmp_path: Path) -> None:

@@ -37,6 +37,9 @@ class Callback:
     order: int = 50  # 0-29 collect metrics, 30-39 evaluate, 40-59 decide, 60-79 show, 90 save
     critical: bool = True  # False: an exception switches it off instead of ending the run
 
+    def check(self, trainer: Trainer) -> None:
+        """Refuse what cannot work, with a UserError; all is built and restored by now, and no file written."""
+
     def state(self) -> dict[str, Any]:
         """What a checkpoint has to keep, as JSON."""
         return {}
@@ -58,6 +61,10 @@ class CallbackBus:
             event: [(n, c, getattr(c, f"on_{event}")) for n, c in self.callbacks.items() if hasattr(c, f"on_{event}")]
             for event in EVENTS
         }
+
+    def check(self, trainer: Trainer) -> None:
+        for callback in self.callbacks.values():
+            callback.check(trainer)
 
     def emit(self, event: str, trainer: Trainer, *args: Any) -> None:
         for name, callback, handler in self._handlers[event]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlx.callbacks.bus import Callback
@@ -71,8 +71,10 @@ class EarlyStopping(Callback):
             log.warning("Early stopping never saw the metric %r; %s", self.cfg.metric, hint)
 
     def state(self) -> dict[str, Any]:
-        return {"best": self.best, "bad_rows": self.bad_rows}
+        return {"best": self.best, "bad_rows": self.bad_rows, "rule": asdict(self.cfg)}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self.best = state["best"]
-        self.bad_rows = state["bad_rows"]
+        rule = state.get("rule", {})  # older checkpoints have none
+        if all(rule.get(name, now) == now for name, now in (("metric", self.cfg.metric), ("mode", self.cfg.mode))):
+            self.best = state["best"]
+            self.bad_rows = state["bad_rows"]

@@ -22,6 +22,7 @@ from rlx.callbacks.metrics import INTERRUPTED
 from rlx.errors import UserError
 from rlx.nn import Adam, Critic, polyak, target_of
 from rlx.returns import td_target
+from rlx.rng import seeded
 from rlx.types import Spec
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class FittedQ(Callback):
         self.last = 0  # steps at the last estimate
         self.best: float | None = None
 
-    def on_run_start(self, trainer: Trainer) -> None:
+    def check(self, trainer: Trainer) -> None:
         if trainer.prior is None:
             raise UserError("callbacks.fitted_q judges by a dataset and there is none; add dataset=... or remove it.")
 
@@ -94,8 +95,7 @@ class FittedQ(Callback):
         before = prior.state()
         training = learner.training
         learner.eval()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(trainer.cfg.seed))
+        with seeded(int(trainer.cfg.seed), trainer.device):
             critic, loss = self._fit(trainer)
             first = torch.from_numpy(np.asarray(dataset.obs[dataset.episodes[:, 0]]))
             with torch.no_grad():

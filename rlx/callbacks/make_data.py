@@ -35,6 +35,7 @@ from rlx.data.collect import collect_episodes, episodes_of_rows
 from rlx.data.minari import Episode, load_episodes, minari_root, write_minari
 from rlx.envs.factory import make_vector_env
 from rlx.errors import UserError
+from rlx.rng import seeded
 
 if TYPE_CHECKING:
     from rlx.trainers.trainer import Trainer
@@ -69,9 +70,14 @@ class MakeData(Callback):
         self.medium = False  # has it been written
         self.mark = ""  # in the description of what this run writes
 
-    def on_run_start(self, trainer: Trainer) -> None:
+    def check(self, trainer: Trainer) -> None:
         if trainer.replay is None:
             raise UserError("callbacks.make_data keeps what a run collects into a replay; use an off-policy algorithm.")
+        if not trainer.reward.identity:
+            raise UserError(
+                "callbacks.make_data writes the replay, which holds rewards after the reward transform, and a dataset "
+                "is to hold the env's own; use reward=identity, and transform when the data are learned from."
+            )
         file = trainer.run_dir / MARK
         self.mark = file.read_text() if file.exists() else f"run {uuid.uuid4().hex}"
         names = ("expert", "medium-expert") if self.medium else ("medium", "medium-replay", "expert", "medium-expert")
@@ -82,7 +88,10 @@ class MakeData(Callback):
                     f"The dataset {self._id(name)} exists already and is not of this run; delete it, or set "
                     "callbacks.make_data.prefix."
                 )
-        write_atomically(file, self.mark.encode())  # before the first set, so that a kill leaves none without it
+
+    def on_run_start(self, trainer: Trainer) -> None:
+        # before the first set, so that a kill leaves none without it
+        write_atomically(trainer.run_dir / MARK, self.mark.encode())
 
     def on_evaluated(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         if not self.medium and metrics["eval/return_mean"] >= self.cfg.medium_return:
@@ -124,11 +133,11 @@ class MakeData(Callback):
 
     def _roll_out(self, trainer: Trainer, seed: int) -> list[Episode]:
         def act(obs: np.ndarray) -> np.ndarray:
-            return trainer.learner.act(torch.from_numpy(obs), explore=False).numpy()
+            return trainer.learner.act(torch.from_numpy(obs).to(trainer.device), explore=False).cpu().numpy()
 
         envs = make_vector_env(OmegaConf.to_object(trainer.cfg.env), min(self.cfg.episodes, 10))  # type: ignore[arg-type]
         try:
-            with torch.random.fork_rng(devices=[]):
+            with seeded(seed, trainer.device):
                 return collect_episodes(act, envs, trainer.spec, self.cfg.episodes, self.cfg.noise, seed)
         finally:
             envs.close()

@@ -12,12 +12,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from rlx.callbacks import crossed
 from rlx.callbacks.bus import Callback
 from rlx.errors import UserError
+from rlx.nn import Critic
 from rlx.returns import td_target
+from rlx.rng import seeded
 from rlx.types import Batch
 
 if TYPE_CHECKING:
@@ -42,14 +45,20 @@ class QValues(Callback):
         self.last = 0
         self._batch: Batch | None = None
 
-    def on_run_start(self, trainer: Trainer) -> None:
+    def check(self, trainer: Trainer) -> None:
         if trainer.prior is None:
             raise UserError("callbacks.q_values looks at a dataset and there is none; add dataset=... or remove it.")
-        if not hasattr(trainer.learner, "critic") or trainer.spec.discrete:
+        if not isinstance(getattr(trainer.learner, "critic", None), Critic):
             raise UserError(
-                f"callbacks.q_values needs a critic Q(s, a) and {trainer.cfg.algo.name} has none; remove it."
+                f"callbacks.q_values needs a plain critic Q(s, a) and {trainer.cfg.algo.name} has none; remove it "
+                "(~callbacks.q_values)."
             )
+
+    def on_run_start(self, trainer: Trainer) -> None:
+        assert trainer.prior is not None
         before = trainer.prior.state()
+        own = np.random.default_rng(np.random.SeedSequence([int(trainer.cfg.seed), 0x0DA7A]))
+        trainer.prior.load_state({**before, "rng": own.bit_generator.state})  # the same rows after a resume
         self._batch = next(iter(trainer.prior.sample(self.cfg.rows, 1)))
         trainer.prior.load_state(before)
 
@@ -69,8 +78,7 @@ class QValues(Callback):
         learner: Any = trainer.learner
         batch = self._batch
         seen = learner.normalized(batch)
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(trainer.cfg.seed))
+        with torch.no_grad(), seeded(int(trainer.cfg.seed), trainer.device):
             q = learner.critic(seen.obs, seen.action)
             q_policy = learner.critic(seen.obs, learner.act(batch.obs, explore=False))
             next_value = learner.critic(seen.next_obs, learner.act(batch.next_obs, explore=False)).mean(0)

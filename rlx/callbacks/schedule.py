@@ -16,6 +16,15 @@ from rlx.schedules import Kind, ScheduleConfig, ScheduleSpec, check_schedule, pa
 if TYPE_CHECKING:
     from rlx.trainers.trainer import Trainer
 
+# Numbers of algorithms that are read once, when the learner or its data are made. Besides these, learning rates, what
+# the learner keeps a copy of, and first values of what it learns (see `is_kept`) do not move either.
+READ_ONCE = frozenset(
+    {
+        "adam_eps", "beta1", "critics", "discount", "dropout", "eps", "eval_candidates", "log_std_init", "quantiles",
+        "square_decay", "target_entropy_scale",
+    }
+)  # fmt: skip
+
 
 def numeric_fields(config: Any) -> dict[str, float]:
     """The numbers of a config dataclass, by name."""
@@ -25,16 +34,50 @@ def numeric_fields(config: Any) -> dict[str, float]:
     return {k: v for k, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)}
 
 
+def is_kept(learner: Any, name: str) -> bool:
+    """Does the learner have its own copy, in itself, as the logarithm of a parameter, or in an optimizer?"""
+    if name in vars(learner) or hasattr(learner, f"log_{name}"):
+        return True
+    return any(getattr(optimizer, name, None) is not None for optimizer in learner.optimizers.values())
+
+
+def movable(trainer: Trainer) -> dict[str, Any]:
+    """The numbers that a schedule can move, because they are read at each update or action; with their configs."""
+    learner, phases = trainer.learner, trainer.settings.phases.values()
+    found: dict[str, Any] = {
+        name: learner.cfg
+        for name in numeric_fields(learner.cfg)
+        if name not in READ_ONCE and not is_learning_rate(name) and not is_kept(learner, name)
+    }
+    if any(phase.on_policy for phase in phases):
+        found.pop("batch_size", None)  # a rollout is one batch
+    if trainer.prior is not None and any(phase.collect > 0 and not phase.on_policy for phase in phases):
+        found["offline_batch_ratio"] = trainer.settings
+    return found
+
+
+def is_learning_rate(name: str) -> bool:
+    return name == "lr" or name.endswith("_lr")
+
+
 def find_owner(trainer: Trainer, name: str) -> Any:
-    """The config that holds the number `name`: the algorithm's first, then the trainer's."""
-    owners = (trainer.learner.cfg, trainer.settings)
-    for owner in owners:
-        if name in numeric_fields(owner):
-            return owner
-    known = [k for owner in owners for k in numeric_fields(owner)]
-    guess = nearest(name, known)
-    hint = f"did you mean schedule.targets.{guess}?" if guess else f"there are: {', '.join(sorted(known))}."
-    raise UserError(f"schedule.targets.{name} names no number of the algorithm or the trainer; {hint}")
+    """The config that holds the number `name`, if a schedule can move it."""
+    found = movable(trainer)
+    if name in found:
+        return found[name]
+    can = f"{trainer.learner.cfg.name} can move here: {', '.join(sorted(found))}."
+    if is_learning_rate(name):
+        raise UserError(
+            f"schedule.targets.{name} is a learning rate, and the schedule itself multiplies all of them: set "
+            f"schedule=linear or schedule.kind, schedule.start and schedule.end instead; what {can}"
+        )
+    if name in numeric_fields(trainer.learner.cfg) or name in numeric_fields(trainer.settings):
+        raise UserError(
+            f"schedule.targets.{name} is not read again once the run has begun, so no schedule can move it; what {can}"
+        )
+    guess = nearest(name, found)
+    hint = f"did you mean schedule.targets.{guess}? What" if guess else "what"
+    raise UserError(f"schedule.targets.{name} names no number of the algorithm or the trainer; {hint} {can}")
 
 
 def _counters(trainer: Trainer) -> dict[str, int]:
@@ -59,10 +102,17 @@ class Schedules(Callback):
         self._at: dict[str, int] | None = None  # the counters that the values in force were computed at
         self._still = all(spec.kind is Kind.constant for spec in (self.lr, *self.targets.values()))
 
+    def check(self, trainer: Trainer) -> None:
+        for name in self.targets:
+            find_owner(trainer, name)
+        for spec in (self.lr, *self.targets.values()):
+            self._value(trainer, spec, _counters(trainer))
+
     def on_run_start(self, trainer: Trainer) -> None:
         self._owners = {name: find_owner(trainer, name) for name in self.targets}
         self._apply(trainer, self._at or _counters(trainer))
-        self.used = self._next
+        if self._still or not self.used:  # after a resume, the last row may still be about the iteration before
+            self.used = self._next
 
     def on_iteration(self, trainer: Trainer) -> None:
         if not self._still:
@@ -70,26 +120,28 @@ class Schedules(Callback):
             self._apply(trainer, _counters(trainer))
 
     def state(self) -> dict[str, Any]:
-        return {"at": self._at}
+        return {"at": self._at, "used": self.used}
 
     def load_state(self, state: dict[str, Any]) -> None:
         self._at = state["at"]
+        self.used = state.get("used", {})  # older checkpoints have none
+
+    @staticmethod
+    def _value(trainer: Trainer, spec: ScheduleSpec, at: dict[str, int]) -> float:
+        total = trainer.total_steps
+        fraction = min(1.0, at["steps"] / total) if total else None
+        return resolve_schedule_value(spec, updates=at["updates"], env_steps=at["env_steps"], fraction=fraction)
 
     def _apply(self, trainer: Trainer, at: dict[str, int]) -> None:
         self._at = at
-        total = trainer.total_steps
-        fraction = min(1.0, at["steps"] / total) if total else None
-
-        def value_of(spec: ScheduleSpec) -> float:
-            return resolve_schedule_value(spec, updates=at["updates"], env_steps=at["env_steps"], fraction=fraction)
-
-        lr = value_of(self.lr)
+        lr = self._value(trainer, self.lr, at)
         for optimizer in trainer.learner.optimizers.values():
             optimizer.scale = lr
         self._next = {"schedule/lr": lr}
         for name, spec in self.targets.items():
             owner = self._owners[name]
             whole = "float" not in str(owner.__dataclass_fields__[name].type)
-            value = round(value_of(spec)) if whole else value_of(spec)
+            value = self._value(trainer, spec, at)
+            value = round(value) if whole else value
             setattr(owner, name, value)
             self._next[f"schedule/{name}"] = value

@@ -10,6 +10,7 @@ import numpy as np
 
 from rlx.data.minari import Episode
 from rlx.envs.evaluation import episode_seeds, walk_episodes
+from rlx.envs.runner import box_scale
 from rlx.envs.vector import VectorEnv
 from rlx.policy import unscaled
 from rlx.types import Spec
@@ -40,7 +41,8 @@ def _noisy(action: np.ndarray, spec: Spec, noise: float, rng: np.random.Generato
     if noise == 0.0:
         return action
     if spec.action_kind == "box":
-        return np.clip(action + noise * rng.standard_normal(action.shape), -1.0, 1.0).astype(np.float32)
+        _, _, limit = box_scale(np.array(spec.action_low), np.array(spec.action_high))
+        return np.clip(action + noise * rng.standard_normal(action.shape), -limit, limit).astype(np.float32)
     random = rng.integers(0, spec.action_sizes, (len(action), len(spec.action_sizes))).reshape(action.shape)
     chosen = rng.random(len(action)) < noise
     return np.where(chosen.reshape(-1, *[1] * (action.ndim - 1)), random, action)

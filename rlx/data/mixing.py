@@ -46,6 +46,12 @@ def load_mix(cfg: MixConfig, spec: Spec, seed: int = 0) -> TransitionDataset:
         raise UserError(
             "dataset=mix has no sources: add one with +dataset@dataset.sources.NAME=npz and give its ratio."
         )
+    for name, source in cfg.sources.items():
+        if source is None:
+            raise UserError(
+                f"dataset.sources.{name} is null and a mix has no empty sources; choose one with "
+                f"+dataset@dataset.sources.{name}=npz, or leave it out with its ratio."
+            )
     nodes = {name: OmegaConf.create({"source": node})["source"] for name, node in cfg.sources.items()}
     datasets = {name: instantiate(node, spec, seed + i) for i, (name, node) in enumerate(nodes.items())}
     return mix_transition_datasets(

@@ -11,7 +11,7 @@ import logging
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from rlx.data.dataset import TransitionDataset
 from rlx.data.files import NpzArrays, existing, hdf5_array, hdf5_file, hdf5_map, readable
 from rlx.errors import UserError
 from rlx.types import Spec
+
+if TYPE_CHECKING:
+    from rlx.envs.factory import EnvConfig
 
 log = logging.getLogger("rlx")
 
@@ -79,6 +82,7 @@ class RandomConfig(DatasetConfig):
 
     _target_: str = "rlx.data.sources.load_random"
     size: int = 10_000  # transitions
+    env: Any = "${env}"  # the run's own, with its kwargs and its time limit
 
 
 @dataclass
@@ -102,7 +106,10 @@ def load_hdf5(cfg: Hdf5Config, spec: Spec | None, seed: int = 0) -> TransitionDa
 
 
 def load_random(cfg: RandomConfig, spec: Spec, seed: int = 0) -> TransitionDataset:
-    return finish(roll_out_random(spec.env_id, cfg.size, seed), cfg, spec)
+    from rlx.envs.factory import EnvConfig
+
+    env = cfg.env if isinstance(cfg.env, EnvConfig) else spec.env_id  # outside of a run there is the id alone
+    return finish(roll_out_random(env, cfg.size, seed), cfg, spec)
 
 
 def load_run(cfg: RunConfig, spec: Spec | None, seed: int = 0) -> TransitionDataset:
@@ -224,13 +231,14 @@ def read_run(path: str) -> TransitionDataset:
     return dataset
 
 
-def roll_out_random(env_id: str, size: int, seed: int) -> TransitionDataset:
+def roll_out_random(env_or_id: EnvConfig | str, size: int, seed: int) -> TransitionDataset:
     """`size` transitions of uniformly random actions; the same for the same seed."""
     from rlx.envs.factory import EnvConfig, make_env
 
+    cfg = EnvConfig(id=env_or_id) if isinstance(env_or_id, str) else env_or_id
     if size < 1:
         raise UserError(f"dataset.size={size} is not possible; give 1 or more.")
-    env = make_env(EnvConfig(id=env_id))
+    env = make_env(cfg)
     env.action_space.seed(seed)
     columns: dict[str, list[Any]] = {
         name: [] for name in ("obs", "action", "reward", "next_obs", "terminated", "truncated")
@@ -245,4 +253,4 @@ def roll_out_random(env_id: str, size: int, seed: int) -> TransitionDataset:
         obs = env.reset()[0] if terminated or truncated else next_obs
     env.close()
     arrays = {name: np.asarray(values) for name, values in columns.items()}
-    return TransitionDataset.from_dict(arrays, source=f"random actions in {env_id}", env_id=env_id)
+    return TransitionDataset.from_dict(arrays, source=f"random actions in {cfg.id}", env_id=cfg.id)

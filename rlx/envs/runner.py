@@ -33,17 +33,20 @@ class Journal(NamedTuple):
     actions: list[np.ndarray]  # actions since the episode began, per env
 
 
+def box_scale(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Half the width, the middle and the limit of a learner's action, by dimension; unbounded ones are left alone."""
+    bounded = np.isfinite(low) & np.isfinite(high)
+    low, high = np.where(bounded, low, low.dtype.type(-1)), np.where(bounded, high, high.dtype.type(1))
+    return (high - low) / 2, (high + low) / 2, np.where(bounded, low.dtype.type(1), low.dtype.type(np.inf))
+
+
 def to_env_units(space: spaces.Space) -> Callable[[np.ndarray], Any]:
     """The map from the learner's actions, [-1, 1] or counted from 0, to those of the env."""
     if isinstance(space, spaces.Box):
-        bounded = np.isfinite(space.low).all() and np.isfinite(space.high).all()
-        if not bounded:
-            return lambda action: action.reshape((-1, *space.shape))
-        half = ((space.high - space.low) / 2).ravel()
-        middle = ((space.high + space.low) / 2).ravel()
+        half, middle, limit = box_scale(space.low.ravel(), space.high.ravel())
 
         def scale(action: np.ndarray) -> np.ndarray:
-            return (np.minimum(np.maximum(action, -1.0), 1.0) * half + middle).reshape((-1, *space.shape))
+            return (np.minimum(np.maximum(action, -limit), limit) * half + middle).reshape((-1, *space.shape))
 
         return scale
     if isinstance(space, spaces.Discrete):

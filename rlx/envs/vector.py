@@ -7,6 +7,8 @@ possible. No reset transition can enter a buffer, because there is none.
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -71,10 +73,18 @@ class SyncEnvs:
 
 
 class AsyncEnvs:
-    """One process for each environment: pays for envs that take a millisecond or more."""
+    """One process for each environment: pays for envs that take a millisecond or more.
+
+    Ctrl-C, and a scheduler that ends a job, signal all processes at once. The trainer still needs its envs then, to end
+    the step under way: the workers ignore such signals, and end with the trainer.
+    """
 
     def __init__(self, makers: Sequence[Callable[[], gym.Env]]):
-        self._envs = AsyncVectorEnv(list(makers), autoreset_mode=AutoresetMode.DISABLED, daemon=True)
+        home = os.getpid()
+        sturdy = [lambda make=make: _without_signals(make, home) for make in makers]
+        self._envs = AsyncVectorEnv(sturdy, autoreset_mode=AutoresetMode.DISABLED, daemon=True)
+        for process in self._envs.processes:  # by which Gymnasium and the interpreter's exit would end them
+            process._popen.terminate = process._popen.kill  # type: ignore[attr-defined]
         self.num_envs = len(makers)
         self.action_space = self._envs.single_action_space
         space = self._envs.single_observation_space
@@ -92,7 +102,18 @@ class AsyncEnvs:
         return Step(np.asarray(obs, self._dtype), reward, terminated, truncated, _per_env(infos, self.num_envs))
 
     def close(self) -> None:
-        self._envs.close()
+        try:
+            self._envs.close()
+        except (OSError, EOFError):  # a worker is gone, and with it the other end of its pipe
+            self._envs.close(terminate=True)
+
+
+def _without_signals(make: Callable[[], gym.Env], home: int) -> gym.Env:
+    """An env for a worker; Gymnasium also makes one in the process that starts them."""
+    if os.getpid() != home:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+    return make()
 
 
 class NativeEnvs:

@@ -10,6 +10,7 @@ import json
 import math
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from rlx.callbacks.bus import Callback
@@ -39,14 +40,22 @@ class Jsonl(Callback):
     order = 60
 
     def __init__(self, cfg: JsonlConfig):
+        if not cfg.filename or Path(cfg.filename).name != cfg.filename:
+            raise UserError(
+                f"logger.jsonl.filename={cfg.filename} is not the name of a file in the run folder; give one such as "
+                "metrics.jsonl."
+            )
         self.cfg = cfg
         self._file: IO[bytes] | None = None
         self._offset: int | None = None  # length of the file while it is not open, where known
 
-    def on_run_start(self, trainer: Trainer) -> None:
+    def check(self, trainer: Trainer) -> None:
         path = trainer.run_dir / self.cfg.filename
         if not trainer.resumed and path.exists():
             raise UserError(f"{path} exists already: resume that run, or choose another run_dir for a new one.")
+
+    def on_run_start(self, trainer: Trainer) -> None:
+        path = trainer.run_dir / self.cfg.filename
         file = open(path, "ab")  # noqa: SIM115  (open for the whole run)
         if trainer.resumed:
             size = path.stat().st_size

@@ -35,7 +35,8 @@ class Tensorboard(Callback):
     def on_run_start(self, trainer: Trainer) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        purge = trainer.state.steps + 1 if trainer.resumed else None
+        steps = trainer.state.steps
+        purge = (steps + 1 if steps else 0) if trainer.resumed else None  # 0: begun again, without a checkpoint
         self._writer = SummaryWriter(str(trainer.run_dir / self.cfg.folder), purge_step=purge)
 
     def on_log(self, trainer: Trainer, row: dict[str, Any]) -> None:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from omegaconf import OmegaConf
 from torch import Tensor
 
 from rlx.callbacks.bus import CallbackBus
@@ -35,7 +36,7 @@ from rlx.envs.runner import Journal, Runner
 from rlx.errors import UserError
 from rlx.learner import Learner
 from rlx.rewards import RewardTransform
-from rlx.rng import rng_state, set_rng_state
+from rlx.rng import rng_state, seeded, set_rng_state
 from rlx.types import Batch, Rollout, Spec
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ class Trainer:
         self._rollout: RolloutBuffer | None = None
         self._mixture: Mixture | None = None
         self._rng = np.random.default_rng(np.random.SeedSequence([int(cfg.seed), 0xAC7]))  # random actions
-        self._device = next(iter(learner.parameters())).device
+        self.device = next(iter(learner.parameters())).device
         self._clock = time.perf_counter()
         if any(p.on_policy for p in settings.phases.values()) and envs is not None:
             self._rollout = RolloutBuffer(settings.rollout_length, envs.num_envs, self.spec)
@@ -159,10 +160,12 @@ class Trainer:
         self._clock = time.perf_counter() - self.state.wall_time
         self.bus.emit("run_start", self)
         self._check_budgets()
-        names = [name for name, phase in self.settings.phases.items() if phase.updates != 0]
+        order = list(self.settings.phases)
+        names = [name for name in order if self.settings.phases[name].updates != 0]
         if not self.state.phase:
             self._enter(names[0])
-        for name in names[names.index(self.state.phase) :]:
+        at = order.index(self.state.phase)  # which may have been left without updates since
+        for name in [name for name in names if order.index(name) >= at]:
             if self.state.should_stop:
                 break
             if name != self.state.phase:
@@ -211,13 +214,17 @@ class Trainer:
             source: Any = self._rollout
         elif phase.collect == 0:
             source = self.prior
-        elif phase.offline_fraction > 0 and self.replay is not None and self.prior is not None:
+        elif self._mixes(phase) and self.replay is not None and self.prior is not None:
             source = self._mixture = Mixture(self.replay, self.prior, phase.offline_fraction)
         else:
             source = self.replay
         if source is None:
             raise UserError(f"Phase {self.state.phase!r} has nothing to learn from; give a dataset, or let it collect.")
         return source
+
+    def _mixes(self, phase: Phase) -> bool:
+        """Do its batches hold prior data, now or later?"""
+        return phase.offline_fraction > 0 or "offline_batch_ratio" in self.cfg.schedule.targets
 
     def _batches(self, phase: Phase, source: Replay | Mixture | RolloutBuffer) -> Iterator[Batch | Rollout]:
         """The batches of this iteration: as many as are due."""
@@ -227,7 +234,7 @@ class Trainer:
         if due == 0 or not source.ready:
             return iter(())
         batches = source.sample(self.learner.cfg.batch_size, due)
-        return batches if self._device.type == "cpu" else (self._to_device(b) for b in batches)
+        return batches if self.device.type == "cpu" else (self._to_device(b) for b in batches)
 
     def _due(self, phase: Phase) -> int:
         """Updates to make now. Computed from counters alone, so a resume makes neither more nor fewer."""
@@ -290,12 +297,12 @@ class Trainer:
 
     def _act(self, obs: np.ndarray, explore: bool = True) -> np.ndarray:
         tensor = torch.from_numpy(obs)
-        if self._device.type == "cpu":
+        if self.device.type == "cpu":
             return self.learner.act(tensor, explore).numpy()
-        return self.learner.act(tensor.to(self._device), explore).cpu().numpy()
+        return self.learner.act(tensor.to(self.device), explore).cpu().numpy()
 
     def _to_device(self, batch: Any) -> Any:
-        return type(batch)(*(x if x is None else x.to(self._device) for x in batch))
+        return type(batch)(*(x if x is None else x.to(self.device) for x in batch))
 
     # -- budgets ---------------------------------------------------------------------------------------------------
 
@@ -428,8 +435,19 @@ class Trainer:
         self.bus.load_state(state["callbacks"])
         self._rng.bit_generator.state = state["rng"]["actions"]
         set_rng_state(state["rng"], saved.tensors["rng"])
-        if self.state.stop_reason in (*BUDGETS, *INTERRUPTS.values()):
+        if self.state.stop_reason in (*BUDGETS, *INTERRUPTS.values()) or self._other_rule(saved):
             self.state.should_stop, self.state.stop_reason = False, ""
+
+    def _other_rule(self, saved: Checkpoint) -> bool:
+        """Did early stopping end the run, by a rule that has since been taken away or changed?"""
+
+        def rules(cfg: Any) -> list[Any]:
+            nodes = OmegaConf.to_container(cfg.callbacks or OmegaConf.create({}))
+            assert isinstance(nodes, dict)
+            return [node for node in nodes.values() if node and str(node["_target_"]).endswith(".EarlyStopping")]
+
+        stopped = self.state.stop_reason.startswith("early_stopping")
+        return stopped and rules(self.cfg) != rules(OmegaConf.create(saved.config))
 
     def _refuse_other_data(self, saved: dict[str, int] | None) -> None:
         """The dataset is not part of a checkpoint: it has to be the one that the run began with."""
@@ -463,8 +481,7 @@ def evaluate_learner(learner: Learner, envs: VectorEnv, episodes: int, seed: int
 
     training = learner.training
     learner.eval()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed, device):
         found = run_episodes(act, envs, episodes, seed)
     learner.train(training)
     return found

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rlx.callbacks.bus import Callback, CallbackBus
+from rlx.trainers.trainer import Phase
 
 
 @dataclass
@@ -18,12 +19,17 @@ class Settings:
     log_interval: int = 10
     offline_batch_ratio: float = 0.5
     train_frequency: int = 1
+    phases: dict[str, Phase] = field(default_factory=lambda: {"online": Phase(collect=1)})
 
 
 @dataclass
 class AlgoSettings:
     epsilon: float = 1.0
     horizon_steps: int = 4
+    lr: float = 1e-3
+    discount: float = 0.99
+    alpha: float = 0.5
+    max_grad_norm: float = 0.5
     name: str = "fake"
 
 
@@ -54,8 +60,9 @@ class FakeTrainer:
         self.state = SimpleNamespace(
             steps=0, env_steps=0, updates=0, epoch=0, best=None, should_stop=False, stop_reason="", wall_time=0.0
         )
-        optimizers = {"actor": SimpleNamespace(scale=1.0), "critic": SimpleNamespace(scale=1.0)}
-        self.learner = SimpleNamespace(cfg=AlgoSettings(), optimizers=optimizers)
+        optimizers = {"actor": SimpleNamespace(scale=1.0, max_grad_norm=0.5), "critic": SimpleNamespace(scale=1.0)}
+        self.learner = SimpleNamespace(cfg=AlgoSettings(), optimizers=optimizers, log_alpha=-0.7)
+        self.prior = object()
         self.saves: list[tuple[str, int]] = []
         self.recorder = Recorder()
         self.bus = CallbackBus({**self.callbacks, "recorder": self.recorder})
@@ -85,6 +92,7 @@ class FakeTrainer:
         self.bus.emit("iteration", self)
 
     def start(self) -> FakeTrainer:
+        self.bus.check(self)
         self.bus.emit("run_start", self)
         return self
 

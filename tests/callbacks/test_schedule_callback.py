@@ -59,11 +59,34 @@ def test_a_resume_within_an_iteration_keeps_the_value_of_that_iteration(make_tra
     [
         ({"epsilonn": 0.1}, "did you mean schedule.targets.epsilon"),
         ({"name": 0.1}, "names no number"),
+        ({"lr": 0.1}, "the schedule itself multiplies.*can move here: epsilon, horizon_steps, offline_batch_ratio"),
+        ({"discount": 0.1}, "not read again"),
+        ({"alpha": 0.1}, "not read again"),  # the learner has a log_alpha
+        ({"max_grad_norm": 0.1}, "not read again"),  # its optimizer has one
+        ({"train_frequency": 2}, "not read again"),
     ],
 )
-def test_unknown_targets_are_refused_at_the_start(make_trainer, targets, words):
+def test_targets_that_nobody_would_read_are_refused_at_the_start(make_trainer, targets, words):
     with pytest.raises(UserError, match=words):
         make_trainer({"schedules": Schedules(ScheduleConfig(targets=targets))}).start()
+
+
+def test_the_mixture_moves_only_where_there_is_one(make_trainer):
+    trainer = make_trainer({"schedules": Schedules(ScheduleConfig(targets={"offline_batch_ratio": 0.1}))})
+    trainer.prior = None
+    with pytest.raises(UserError, match="not read again"):
+        trainer.start()
+
+
+def test_a_resume_knows_what_the_iteration_before_was_run_with(make_trainer):
+    first = make_trainer({"schedules": Schedules(ScheduleConfig(kind="linear"))}).start()
+    first.advance(10)
+    first.advance(10)
+    second = make_trainer({"schedules": Schedules(ScheduleConfig(kind="linear"))}, resumed=True)
+    second.bus.load_state(json.loads(json.dumps(first.bus.state())))
+    second.state.steps = 20
+    second.start()
+    assert second.callbacks["schedules"].used == first.callbacks["schedules"].used == {"schedule/lr": 0.9}
 
 
 def test_a_fraction_needs_a_budget(make_trainer):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from rlx.config import compose_config, instantiate
 from rlx.data import TransitionDataset, load_transition_dataset
 from rlx.data.columns import MappedColumn
 from rlx.data.minari import Episode, write_minari
@@ -163,6 +164,20 @@ def test_random_rollouts_of_pendulum_are_scaled_and_cut_at_the_time_limit():
     assert data.episodes.tolist() == [[0, 200], [200, 400], [400, 450]]
     assert 0.9 < np.abs(data.action).max() <= 1
     assert data.terminated.sum() == 0
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_random_rollouts_are_of_the_env_of_the_run(nested):
+    """Its time limit and its kwargs, also as a part of a mix."""
+    chosen = ["dataset=random", "dataset.size=100"]
+    if nested:
+        chosen = ["dataset=mix", "~dataset.sources.prior", "~dataset.ratios.prior", "dataset.sources.random.size=100"]
+    cfg = compose_config(["env=pendulum", "env.max_episode_steps=25", "+env.kwargs.g=0.0", *chosen])
+    data = instantiate(cfg.dataset, PENDULUM, 0)
+    assert np.diff(data.episodes, axis=1).ravel().tolist() == [25] * 4
+    # without gravity the torque alone moves it: speed' = speed + 3 * torque * dt
+    torque = data.action[:, 0] * 2
+    assert np.allclose(data.next_obs[:, 2], np.clip(data.obs[:, 2] + 3 * torque * 0.05, -8, 8), atol=1e-4)
 
 
 def test_random_rollouts_need_a_size():

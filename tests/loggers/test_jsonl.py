@@ -22,6 +22,7 @@ def started(run, state=None):
     logger = Jsonl(JsonlConfig())
     if state is not None:
         logger.load_state(state)
+    logger.check(run)
     logger.on_run_start(run)
     return logger
 

@@ -37,6 +37,14 @@ def test_metrics_are_scalars_over_steps(make_run, scalars):
     assert scalars("eval/return_mean") == [(10, 5.0), (20, 10.0)]
 
 
+def test_a_run_that_begins_again_hides_everything(make_run, scalars):
+    run = make_run()
+    write(run, [0, 10]).on_checkpoint(run, run.run_dir)
+    again = make_run(resumed=True)
+    write(again, [5]).on_run_end(again)
+    assert scalars("eval/return_mean") == [(5, 2.5)]
+
+
 def test_a_resume_hides_what_came_after_its_checkpoint(make_run, scalars):
     run = make_run()
     write(run, [10, 20, 30, 40]).on_checkpoint(run, run.run_dir)

@@ -1,0 +1,87 @@
+"""Every number that a schedule may move is read while training goes on, in every algorithm."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import REGIMES, SMALL, tiny
+
+import rlx
+from rlx.callbacks.schedule import movable
+from rlx.config import compose_config, learners, schemas
+from rlx.errors import UserError
+from rlx.trainers.trainer import Trainer
+
+NAMES = sorted(name.removeprefix("algo/") for name in schemas() if name.startswith("algo/"))
+
+
+def overrides_of(name: str) -> list[str]:
+    env = "env=pendulum" if "box" in learners()[name].actions else "env=cartpole"
+    config = schemas()[f"algo/{name}"]
+    nets = [f"algo.{f.name}=[16,16]" for f in fields(config) if f.name.endswith("_hidden")]
+    often = [f"algo.{f.name}=2" for f in fields(config) if f.name in ("target_interval", "policy_delay")]
+    chosen = [f"algo={name}", env, "~algo_env"]
+    regime = REGIMES[compose_config(chosen).trainer.regime]
+    return [*chosen, *SMALL, *nets, *regime, *often]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_can_move_is_read_again(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: set[str] = set()
+    allowed: set[str] = set()
+    run = Trainer.run
+
+    def watched(self: Trainer) -> Any:
+        cls = type(self.learner.cfg)
+
+        class Watched(cls):  # type: ignore[valid-type,misc]
+            def __getattribute__(self, field: str) -> Any:
+                read.add(field)
+                return super().__getattribute__(field)
+
+        allowed.update(movable(self))
+        self.learner.cfg.__class__ = Watched
+        state = run(self)
+        obs = torch.zeros(1, *self.spec.obs_shape)
+        self.learner.act(obs, explore=True)  # as a run that collects would
+        self.learner.cfg.__class__ = cls
+        return state
+
+    monkeypatch.setattr(Trainer, "run", watched)
+    rlx.train(*overrides_of(name), run_dir=tmp_path / "run")
+    assert allowed
+    assert allowed - read <= {"offline_batch_ratio"}  # of the trainer
+
+
+@pytest.mark.parametrize(
+    ("regime", "target"),
+    [
+        ("off_policy", "gradient_updates_per_step"),
+        ("off_policy", "learning_starts"),
+        ("off_policy", "alpha"),
+        ("off_policy", "target_entropy"),
+        ("off_policy", "actor_lr"),
+        ("off_policy", "discount"),
+        ("off_policy", "offline_batch_ratio"),  # no dataset
+        ("on_policy", "batch_size"),
+    ],
+)
+def test_what_cannot_move_is_refused_and_leaves_no_folder(regime: str, target: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=rf"schedule.targets.{target} .* can move here: "):
+        rlx.train(*tiny(regime, f"+schedule.targets.{target}=0.5"), run_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_mixture_may_begin_with_nothing(tmp_path: Path) -> None:
+    """The share of prior data grows from 0."""
+    from helpers import rows
+
+    ramp = "+schedule.targets.offline_batch_ratio={kind: linear, start: 0.0, end: 1.0}"
+    overrides = tiny("offline_to_online", "trainer.offline_batch_ratio=0", "trainer.pretrain_updates=0", ramp)
+    rlx.train(*overrides, run_dir=tmp_path / "run")
+    shares = [row["data/prior_fraction"] for row in rows(tmp_path / "run") if row["kind"] == "train"]
+    assert shares[0] < 0.5 < shares[-1]
