@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.nn.utils import parameters_to_vector
 
 from rlx.algos.ppo import (
     CLIP,
@@ -131,7 +131,7 @@ class TRPO(Learner):
         nothing = torch.zeros_like(objective)
         kl = gain = accepted = nothing
         for i in range(cfg.line_search_steps):
-            vector_to_parameters(start + cfg.line_search_shrink**i * step, params)
+            assign(params, start + cfg.line_search_shrink**i * step)
             new = self.policy(data.obs)
             gain = ((new.log_prob(data.action) - data.log_prob).exp() * data.advantage).mean() - objective
             kl = old.kl(new).mean()
@@ -139,7 +139,7 @@ class TRPO(Learner):
                 accepted = torch.ones_like(objective)
                 break
         else:
-            vector_to_parameters(start, params)
+            assign(params, start)
             kl = gain = nothing
         return {"loss/policy": -(objective + gain), "kl": kl, "step_accepted": accepted}
 
@@ -155,6 +155,14 @@ class TRPO(Learner):
     @compilable
     def _value_loss(self, obs: Tensor, returns: Tensor) -> Tensor:
         return (self.critic(obs).squeeze(-1) - returns).square().mean()
+
+
+def assign(params: Sequence[Tensor], vector: Tensor) -> None:
+    """Copy a vector into the parameters. Parameters that were views of it would lie at odd addresses in memory, where
+    matrix products may round otherwise than after a resume.
+    """
+    for param, part in zip(params, vector.split([p.numel() for p in params]), strict=True):
+        param.copy_(part.view_as(param))
 
 
 def flat_grad(y: Tensor, params: Sequence[Tensor], retain_graph: bool = False, create_graph: bool = False) -> Tensor:

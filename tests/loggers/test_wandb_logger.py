@@ -69,7 +69,7 @@ def test_an_offline_run_holds_rows_and_the_unresolved_config(wandb, make_run, mo
     monkeypatch.setenv("A_SECRET", "hunter2")
     run = make_run(cfg={"seed": 3, "key": "${oc.env:A_SECRET}"})
     before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
-    logger = Wandb(WandbConfig(group="sweep", tags=["a", "b"]))
+    logger = Wandb(WandbConfig(group="sweep", tags=["a", "b"], timeout=120.0))
     logger.on_run_start(run)
     for step in (10, 20):
         run.state.steps = step
@@ -87,8 +87,8 @@ def test_an_offline_run_holds_rows_and_the_unresolved_config(wandb, make_run, mo
 
 
 def test_the_run_id_survives_a_resume():
-    first = Wandb(WandbConfig())
-    second = Wandb(WandbConfig())
+    first = Wandb(WandbConfig(timeout=120.0))
+    second = Wandb(WandbConfig(timeout=120.0))
     assert second.run_id != first.run_id
     second.load_state(json.loads(json.dumps(first.state())))
     assert second.run_id == first.run_id
