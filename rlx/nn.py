@@ -427,9 +427,9 @@ class Adam(Optimizer):
 
 
 class RMSprop(Optimizer):
-    """RMSprop as A3C was trained with it: the mean square starts at one, and eps stands under the root.
+    """RMSprop (Tieleman & Hinton, 2012) as torch has it: the mean square starts at zero and is not corrected for that.
 
-    The first steps are as small as the gradients are, where Adam's are as long as all the others.
+    The first steps are therefore long, 1 / sqrt(1 - decay) times the learning rate, where Adam's are as all the others.
     """
 
     def __init__(
@@ -437,13 +437,13 @@ class RMSprop(Optimizer):
     ):
         super().__init__(params, lr, max_grad_norm)
         self.decay, self.eps = decay, eps
-        self.square = [torch.ones_like(p, requires_grad=False) for p in self.params]
+        self.square = [torch.zeros_like(p, requires_grad=False) for p in self.params]
 
     def _move(self, grads: list[Tensor]) -> None:
         torch._foreach_mul_(self.square, self.decay)
         torch._foreach_addcmul_(self.square, grads, grads, value=1.0 - self.decay)
-        root = torch._foreach_add(self.square, self.eps)
-        torch._foreach_sqrt_(root)
+        root = torch._foreach_sqrt(self.square)
+        torch._foreach_add_(root, self.eps)
         torch._foreach_addcdiv_(self.params, grads, root, value=-self.lr * self.scale)
 
     def tensors(self) -> dict[str, Tensor]:

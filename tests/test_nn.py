@@ -314,15 +314,18 @@ def test_the_state_of_adam_is_complete() -> None:
     assert torch.equal(weight, other)
 
 
-def test_rmsprop_by_hand() -> None:
-    weight = torch.tensor([1.0])
-    optimizer = RMSprop([weight], lr=0.5, decay=0.75, eps=1.0)
-    optimizer.step([torch.tensor([3.0])])  # the mean square goes from 1 to 3
-    assert weight.item() == pytest.approx(1.0 - 0.5 * 3.0 / 2.0)
+def test_rmsprop_is_that_of_torch() -> None:
+    ours, theirs = torch.tensor([1.0, -2.0]), nn.Parameter(torch.tensor([1.0, -2.0]))
+    optimizer = RMSprop([ours], lr=0.1, decay=0.9, eps=1e-3)
+    reference = torch.optim.RMSprop([theirs], lr=0.1, alpha=0.9, eps=1e-3)
+    for grad in ([3.0, 0.1], [-1.0, 0.2], [0.5, 0.0]):
+        optimizer.step([torch.tensor(grad)])
+        theirs.grad = torch.tensor(grad)
+        reference.step()
+    torch.testing.assert_close(ours, theirs.detach())
     optimizer.scale = 0.0
-    optimizer.step([torch.tensor([2.0])])
-    assert weight.item() == pytest.approx(0.25)
-    assert optimizer.tensors()["square.0"].item() == pytest.approx(0.75 * 3.0 + 0.25 * 4.0)
+    optimizer.step([torch.ones(2)])
+    torch.testing.assert_close(ours, theirs.detach())
 
 
 def test_a_learning_rate_is_positive() -> None:

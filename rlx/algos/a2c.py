@@ -41,7 +41,7 @@ class A2CConfig(AlgoConfig):
     value_coef: float = 0.5
     max_grad_norm: float = 0.5  # of policy and value function together
     square_decay: float = 0.99  # of RMSprop: memory of the mean square
-    eps: float = 1e-5  # added to the mean square
+    eps: float = 1e-5  # added to the root of the mean square
     log_std_init: float = 0.0  # of box actions
 
 

@@ -53,15 +53,15 @@ def test_returns_are_n_step_returns():
     torch.testing.assert_close(data.returns, expected)
 
 
-def test_optimizer_is_rmsprop_that_starts_at_one():
+def test_optimizer_is_rmsprop():
     learner = A2C(A2CConfig(lr=0.1, square_decay=0.9, eps=1e-12, max_grad_norm=1e9), spec_of())
     optimizer = learner.optimizers["policy"]
     before = optimizer.params[0].detach().clone()
     grads = [torch.full_like(p, 3.0) for p in optimizer.params]
     optimizer.step(grads)
     optimizer.step([2 * g for g in grads])
-    # mean squares 0.9 * 1 + 0.1 * 9 = 1.8 and 0.9 * 1.8 + 0.1 * 36 = 5.22
-    expected = before - 0.1 * (3.0 / 1.8**0.5 + 6.0 / 5.22**0.5)
+    # mean squares 0.1 * 9 = 0.9 and 0.9 * 0.9 + 0.1 * 36 = 4.41
+    expected = before - 0.1 * (3.0 / 0.9**0.5 + 6.0 / 2.1)
     torch.testing.assert_close(optimizer.params[0].detach(), expected)
 
 
