@@ -100,6 +100,9 @@ def rlx_overrides(algo: str, env: str) -> list[str]:
         found += [f"algo.epochs={s['epochs']}"]
     if s.get("normalize"):
         found += ["algo.normalize_obs=true", "reward=running_norm"]
+    if algo == "trpo":  # sb3-contrib takes the mean of the KL over the dimensions of an action where we take the sum
+        n = {"hopper": 3}.get(env, 1)
+        found += [f"algo.max_kl={0.01 * n}", f"algo.cg_damping={0.1 * n}"]
     if algo == "tqc":
         found += ["algo.critics=2"]
     if algo == "crossq":
