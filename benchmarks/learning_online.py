@@ -13,12 +13,10 @@ docs/benchmarks/learning_online.json and .png, and runs that are there already a
 from __future__ import annotations
 
 import json
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from side_by_side import OUT, Points, Store, arguments, compare, draw, play
+from side_by_side import OUT, Points, Store, arguments, compare, draw, play, train_rlx
 
 ENVS = {"pendulum": "Pendulum-v1", "cartpole": "CartPole-v1", "hopper": "Hopper-v5"}
 EVALUATIONS, EPISODES = 10, 10
@@ -118,13 +116,7 @@ def rlx_overrides(algo: str, env: str) -> list[str]:
 
 
 def run_rlx(algo: str, env: str, seed: int) -> Points:
-    import rlx
-
-    with tempfile.TemporaryDirectory() as folder:
-        run_dir = Path(folder) / "run"
-        rlx.train(*rlx_overrides(algo, env), run_dir=run_dir, seed=seed)
-        rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [[r["env_steps"], r["eval/return_mean"]] for r in rows if r["kind"] == "eval"]
+    return train_rlx(rlx_overrides(algo, env), seed)
 
 
 # -- theirs ----------------------------------------------------------------------------------------------------------

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from side_by_side import OUT, Points, Store, arguments, draw, make_runs
+from side_by_side import OUT, Points, Store, arguments, draw, make_runs, train_rlx
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "pendulum": {"data": "pendulum-rllib-sac-medium.npz", "threshold": -200, "steps": 4_000, "every": 200, "lr": 1e-3,
@@ -29,8 +28,6 @@ CONTESTANTS = ("RLPD", "SAC with the data", "SAC")
 
 
 def run(contestant: str, env: str, data: Path, seed: int) -> Points:
-    import rlx
-
     s = SETTINGS[env]
     found = [f"env={env}", "~algo_env", "threads=1", "algo.hidden=[64,64]", "trainer.eval_episodes=10", "logger=jsonl",
              f"trainer.max_env_steps={s['steps']}", f"trainer.eval_interval={s['every']}",
@@ -41,11 +38,7 @@ def run(contestant: str, env: str, data: Path, seed: int) -> Points:
         found += [f"trainer.gradient_updates_per_step={s['updates_per_step']}"]
     if contestant != "SAC":
         found += ["dataset=npz", f"dataset.path={data / s['data']}", "trainer.offline_batch_ratio=0.5"]
-    with tempfile.TemporaryDirectory() as folder:
-        run_dir = Path(folder) / "run"
-        rlx.train(*found, run_dir=run_dir, seed=seed)
-        rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [[r["env_steps"], r["eval/return_mean"]] for r in rows if r["kind"] == "eval"]
+    return train_rlx(found, seed)
 
 
 def steps_to(points: Points, threshold: float) -> float:

@@ -11,6 +11,7 @@ import argparse
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -44,6 +45,17 @@ def interval(values: np.ndarray, draws: int = 2000, level: float = 0.95) -> tupl
 def final(points: Points) -> float:
     """What a run reached: the mean of its last two evaluations."""
     return float(np.mean([value for _, value in points[-2:]]))
+
+
+def train_rlx(overrides: Sequence[str], seed: int) -> Points:
+    """A run of ours, in a folder that is thrown away; its evaluations."""
+    import rlx
+
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = Path(folder) / "run"
+        rlx.train(*overrides, run_dir=run_dir, seed=seed)
+        rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [[r["env_steps"], r["eval/return_mean"]] for r in rows if r["kind"] == "eval"]
 
 
 def play(act: Callable[[np.ndarray], Any], env: Any, seeds: Iterable[int]) -> float:
