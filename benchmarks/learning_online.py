@@ -22,7 +22,7 @@ ENVS = {"pendulum": "Pendulum-v1", "cartpole": "CartPole-v1", "hopper": "Hopper-
 EVALUATIONS, EPISODES = 10, 10
 
 PENDULUM = {"steps": 10_000, "hidden": 64, "lr": 1e-3, "batch_size": 256, "learning_starts": 500}
-HOPPER = {"steps": 100_000, "hidden": 256, "lr": 3e-4, "batch_size": 256, "learning_starts": 5_000}
+HOPPER = {"steps": 100_000, "hidden": 128, "lr": 3e-4, "batch_size": 128, "learning_starts": 5_000}
 NORMALIZED = {"normalize": True, "discount": 0.99, "hidden": 64}
 SETTINGS: dict[str, dict[str, Any]] = {
     **{f"{algo}/pendulum": PENDULUM for algo in ("sac", "td3", "ddpg", "tqc", "crossq")},

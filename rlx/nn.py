@@ -62,8 +62,8 @@ def product(x: Tensor, y: Tensor) -> Tensor:
         return torch.mm(x, y)
     if x.shape[-1] == 1:  # columns times rows
         return x * y
-    if y.shape[-1] == 1:  # the values of critics: bmm takes eight times as long as one product for each member
-        return torch.stack([torch.mm(a, b) for a, b in zip(x.unbind(), y.unbind(), strict=True)])
+    if y.shape[-1] == 1:  # the values of critics: bmm takes ten times as long as for the transposed product
+        return torch.bmm(y.reshape(len(y), 1, -1), x.mT).mT
     return torch.bmm(x, y)
 
 
