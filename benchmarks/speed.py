@@ -6,8 +6,9 @@
 Every measurement is a process of its own, since thread counts are global to a process; the contestants take turns, and
 what counts is the best of the rounds. All of them learn on the CPU from random transitions (obs 17, action 6, batch
 256, 2 x 256; DQN: obs 4, 2 actions, batch 32). An update includes the sampling of its minibatch; as d3rlpy spends much
-of its time on that, `d3rlpy_drawn` is d3rlpy on minibatches that were drawn beforehand. With UTD 20 the updates of one
-env step are asked for in one call. `gemm` runs the matrix products of one update of the algorithm and nothing else.
+of its time on that, `d3rlpy_drawn` is d3rlpy on minibatches that were drawn beforehand. With UTD 20, and in a burst of
+128 as RL Zoo has it for DQN, the updates are asked for in one call. `gemm` runs the matrix products of one update of
+the algorithm and nothing else.
 
 The other libraries come from PyPI: pip install stable-baselines3 sb3-contrib sbx-rl d3rlpy, here or in environments
 that `--peer-python` names. A library that is not installed is left out, and said so. Where other work shares the cores,
@@ -43,6 +44,7 @@ class Case(NamedTuple):
     batch_size: int = 256
     updates: int = 1  # per call: the updates per env step
     peers: tuple[str, ...] = ()
+    algo: str | None = None  # where the case is not called by it
 
 
 CASES = {
@@ -54,6 +56,9 @@ CASES = {
     "redq": Case(updates=20, peers=("gemm", "sbx")),
     "rlpd": Case(updates=20, peers=("gemm", "sbx")),
     "dqn": Case(obs=4, actions=2, discrete=True, batch_size=32, peers=("gemm", "sb3", "sbx", "d3rlpy", "d3rlpy_drawn")),
+    "dqn_burst": Case(
+        obs=4, actions=2, discrete=True, batch_size=32, updates=128, peers=("gemm", "sb3", "sbx"), algo="dqn"
+    ),
     "td3_bc": Case(peers=("gemm", "d3rlpy", "d3rlpy_drawn")),
     "iql": Case(peers=("gemm", "d3rlpy", "d3rlpy_drawn")),
     "cql": Case(peers=("gemm", "d3rlpy", "d3rlpy_drawn")),
@@ -142,7 +147,7 @@ def of_the_sb3_family(library: str, name: str, case: Case, **policy: Any) -> Cal
 
     algorithm = getattr(importlib.import_module(library), "CrossQ" if name == "crossq" else name.upper())
     extra = {"batch_size": case.batch_size, "buffer_size": ROWS, "policy_kwargs": {"net_arch": [WIDTH] * 2} | policy}
-    if case.updates > 1:
+    if name == "sac" and case.updates > 1:
         extra["policy_delay"] = case.updates
     model = algorithm("MlpPolicy", fake_env(case), **extra)
     model.set_logger(Logger(None, []))
@@ -286,7 +291,7 @@ def work(contestant: str, name: str, threads: int, seconds: float, clock: Callab
         torch.set_num_threads(threads)
         torch.manual_seed(0)
         case = CASES[name]
-        call = CONTESTANTS[contestant](name, case)
+        call = CONTESTANTS[contestant](case.algo or name, case)
     except ImportError as error:
         print(json.dumps({"skipped": str(error)}))
         return
@@ -334,6 +339,7 @@ def compete(args: argparse.Namespace) -> dict[tuple[str, int], dict[str, float]]
                 skipped[contestant, name] = found["skipped"]
                 print(f"{contestant} is left out of {name}: {found['skipped']}", file=sys.stderr)
                 continue
+            print(f"{name}, threads {threads}: {contestant} {found['rate']:.1f}", file=sys.stderr, flush=True)
             best = rates.setdefault((name, threads), {})
             best[contestant] = max(best.get(contestant, 0.0), found["rate"])
     return rates

@@ -46,8 +46,9 @@ class DDPG(Learner):
         require(noise >= 0.0, f"algo.exploration_noise is {noise}; use 0 for none, or more.")
         self.actor = DeterministicActor(spec.obs_dim, spec.action_dim, cfg.hidden)
         self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.hidden, n=1)
-        self.target_actor = target_of(self.actor)
-        self.target_critic = target_of(self.critic)
+        self.target_actor, self.target_critic = target_of(self.actor), target_of(self.critic)
+        self.online = [*self.actor.parameters(), *self.critic.parameters()]
+        self.targets = [*self.target_actor.parameters(), *self.target_critic.parameters()]
         self.optimizers = {
             "actor": Adam(self.actor.parameters(), cfg.actor_lr),
             "critic": Adam(self.critic.parameters(), cfg.critic_lr),
@@ -65,8 +66,7 @@ class DDPG(Learner):
         self.optimizers["critic"].minimize(loss)
         loss, actor_metrics = self._actor_loss(batch.obs)
         self.optimizers["actor"].minimize(loss)
-        polyak(self.target_critic.parameters(), self.critic.parameters(), self.cfg.tau)
-        polyak(self.target_actor.parameters(), self.actor.parameters(), self.cfg.tau)
+        polyak(self.targets, self.online, self.cfg.tau)
         return metrics | actor_metrics
 
     @compilable

@@ -59,6 +59,7 @@ class REDQ(Learner):
         self.actor = GaussianActor(spec.obs_dim, spec.action_dim, cfg.hidden)
         self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.hidden, cfg.critics)
         self.target_critic = target_of(self.critic)
+        self.online, self.targets = list(self.critic.parameters()), list(self.target_critic.parameters())
         self.log_alpha = torch.nn.Parameter(torch.tensor(math.log(cfg.alpha)))
         self.target_entropy = -float(spec.action_dim) if cfg.target_entropy is None else cfg.target_entropy
         self.optimizers = {
@@ -78,7 +79,7 @@ class REDQ(Learner):
         members = torch.randperm(self.cfg.critics)[: self.cfg.subset]
         loss, metrics = self._critic_loss(batch, alpha, members)
         self.optimizers["critic"].minimize(loss)
-        polyak(self.target_critic.parameters(), self.critic.parameters(), self.cfg.tau)
+        polyak(self.targets, self.online, self.cfg.tau)
 
         if self.due(self.cfg.policy_delay):
             loss, log_prob, actor_metrics = self._actor_loss(batch.obs, alpha)

@@ -60,8 +60,9 @@ class TD3(Learner):
             require(value >= 0.0, f"algo.{field} is {value}; use 0 for none, or more.")
         self.actor = DeterministicActor(spec.obs_dim, spec.action_dim, cfg.hidden)
         self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.hidden)
-        self.target_actor = target_of(self.actor)
-        self.target_critic = target_of(self.critic)
+        self.target_actor, self.target_critic = target_of(self.actor), target_of(self.critic)
+        self.online = [*self.actor.parameters(), *self.critic.parameters()]
+        self.targets = [*self.target_actor.parameters(), *self.target_critic.parameters()]
         self.optimizers = {
             "actor": Adam(self.actor.parameters(), cfg.actor_lr),
             "critic": Adam(self.critic.parameters(), cfg.critic_lr),
@@ -81,8 +82,7 @@ class TD3(Learner):
             loss, actor_metrics = self._actor_loss(batch.obs)
             self.optimizers["actor"].minimize(loss)
             metrics |= actor_metrics
-            polyak(self.target_critic.parameters(), self.critic.parameters(), self.cfg.tau)
-            polyak(self.target_actor.parameters(), self.actor.parameters(), self.cfg.tau)
+            polyak(self.targets, self.online, self.cfg.tau)
         return metrics
 
     @compilable

@@ -115,6 +115,7 @@ class TQC(Learner):
         self.actor = GaussianActor(spec.obs_dim, spec.action_dim, cfg.hidden)
         self.critic = QuantileCritic(spec.obs_dim, spec.action_dim, hidden, cfg.critics, cfg.quantiles)
         self.target_critic = target_of(self.critic)
+        self.online, self.targets = list(self.critic.parameters()), list(self.target_critic.parameters())
         self.log_alpha = torch.nn.Parameter(torch.tensor(math.log(cfg.alpha)))
         self.target_entropy = -float(spec.action_dim) if cfg.target_entropy is None else cfg.target_entropy
         self.optimizers = {
@@ -138,7 +139,7 @@ class TQC(Learner):
         self.optimizers["actor"].minimize(loss)
 
         metrics |= actor_metrics | self._update_alpha(log_prob)
-        polyak(self.target_critic.parameters(), self.critic.parameters(), self.cfg.tau)
+        polyak(self.targets, self.online, self.cfg.tau)
         return metrics
 
     @compilable
