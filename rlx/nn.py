@@ -57,12 +57,16 @@ GRADIENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def product(x: Tensor, y: Tensor) -> Tensor:
-    """x @ y for two matrices or two stacks of them, without what matmul spends to find out which."""
-    if y.dim() == 2:
-        return torch.mm(x, y)
+    """x @ y for two matrices or two stacks of them, without what matmul spends to find out which.
+
+    Where y has few columns the transposed product is computed: BLAS is up to ten times as fast at it.
+    """
+    columns = y.shape[-1]
+    if y.dim() == 2:  # the actions of actors
+        return torch.mm(y.mT, x.mT).mT if 1 < columns < 16 <= len(x) else torch.mm(x, y)
     if x.shape[-1] == 1:  # columns times rows
         return x * y
-    if y.shape[-1] == 1:  # the values of critics: bmm takes ten times as long as for the transposed product
+    if columns == 1:  # the values of critics
         return torch.bmm(y.reshape(len(y), 1, -1), x.mT).mT
     return torch.bmm(x, y)
 
