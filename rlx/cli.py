@@ -16,6 +16,7 @@ from rlx.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+    from rich.console import Console
 
     from rlx.workflows import Result
 
@@ -177,7 +178,6 @@ def check_sweep(overrides: list[str]) -> None:
 
 def report(result: Result) -> int:
     """The closing table; the exit code."""
-    from rich.console import Console
     from rich.table import Table
 
     s, folder = result.summary, result.run_dir
@@ -194,8 +194,15 @@ def report(result: Result) -> int:
         table.add_row("evaluate", f"python -m rlx evaluate {folder}")
     table.add_row("resume", f"python -m rlx resume {folder}")
     table.add_row("watch", f"tensorboard --logdir {folder}")
-    Console(width=None if sys.stdout.isatty() else 200).print(table)
+    _console(200).print(table)
     return EXIT_CODES.get(s["stop_reason"], 0)
+
+
+def _console(width: int = 160) -> Console:
+    """As wide as the terminal; of a fixed width where the output goes elsewhere."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else width)
 
 
 # -- the other verbs -------------------------------------------------------------------------------------------------
@@ -262,7 +269,6 @@ def collect(arguments: list[str]) -> int:
 
 
 def inspect_data(arguments: list[str]) -> int:
-    from rich.console import Console
     from rich.table import Table
 
     from rlx.workflows import inspect_data as rows_of
@@ -272,12 +278,11 @@ def inspect_data(arguments: list[str]) -> int:
     table = Table(show_header=False)
     for name, value in rows_of(str(source), **options):
         table.add_row(name, value)
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    _console().print(table)
     return 0
 
 
 def list_choices(arguments: list[str]) -> int:
-    from rich.console import Console
     from rich.table import Table
 
     from rlx.listing import describe, groups
@@ -289,7 +294,7 @@ def list_choices(arguments: list[str]) -> int:
             guess = nearest(group, known)
             meant = f"did you mean {guess}? " if guess else ""
             raise UserError(f"There is no group {group!r}; {meant}There are: {', '.join(known)}.")
-    console = Console(width=None if sys.stdout.isatty() else 160)
+    console = _console()
     for group in wanted:
         table = Table("choice", "what it is", title=group, title_justify="left")
         for name, text in describe(group):
