@@ -109,7 +109,7 @@ def hydra_main(arguments: list[str]) -> int:
     """Sweeps and Hydra's own flags go through Hydra; every job of a sweep is checked before the first one starts."""
     import hydra
 
-    from rlx.config import register, without_nulls
+    from rlx.config import in_hydras_words, register
     from rlx.paths import conf_dir
 
     register()
@@ -142,7 +142,7 @@ def hydra_main(arguments: list[str]) -> int:
             sys.exit(codes[-1])  # no further jobs
         return result.summary["best_eval_return_mean"]
 
-    sys.argv = ["rlx", *without_nulls(arguments)]
+    sys.argv = ["rlx", *in_hydras_words(arguments)]
     hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(task)()
     return max(codes, default=0)
 
@@ -199,10 +199,10 @@ def report(result: Result) -> int:
 
 
 def _console(width: int = 160) -> Console:
-    """As wide as the terminal; of a fixed width where the output goes elsewhere."""
+    """As wide as the terminal, of a fixed width where the output goes elsewhere; brackets are brackets."""
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else width)
+    return Console(width=None if sys.stdout.isatty() else width, markup=False, emoji=False)
 
 
 # -- the other verbs -------------------------------------------------------------------------------------------------

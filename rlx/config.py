@@ -27,8 +27,9 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from rlx.config_errors import choices, explain
-from rlx.errors import UserError
-from rlx.learner import Learner
+from rlx.data.replay import UniformConfig
+from rlx.errors import UserError, require
+from rlx.learner import Learner, check_algo
 from rlx.paths import conf_dir
 from rlx.types import Spec
 
@@ -44,6 +45,7 @@ GROUPS = {
     "callbacks": ("rlx.callbacks",),
     "logger": ("rlx.loggers",),
 }
+DEFAULT_ENV = "Pendulum-v1"
 REQUIRED = ("algo", "env", "replay", "reward", "schedule", "trainer")  # groups that a run cannot do without
 
 
@@ -128,17 +130,24 @@ def compose_config(overrides: Sequence[str]) -> DictConfig:
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         try:
-            cfg = compose("config", overrides=without_nulls(overrides))
+            cfg = compose("config", overrides=in_hydras_words(overrides))
             OmegaConf.to_container(cfg, resolve=True)  # interpolations have to lead somewhere
         except (hydra.errors.HydraException, OmegaConfBaseException, ValueError) as error:
             raise UserError(explain(error, overrides)) from error
     return cfg
 
 
-def without_nulls(overrides: Sequence[str]) -> list[str]:
-    """`dataset=null` in Hydra's words: `~dataset`."""
+def in_hydras_words(overrides: Sequence[str]) -> list[str]:
+    """`dataset=null` is `~dataset`; and `env.id=X` alone is about X: how the default env was tuned, and its dataset,
+    have no say.
+    """
     groups = {f"{group}=null": f"~{group}" for group in (*GROUPS, "experiment", "algo_env")}
-    return [groups.get(override, override) for override in overrides]
+    overrides = [groups.get(override, override) for override in overrides]
+    given = {key.lstrip("+~"): value for key, _, value in (o.partition("=") for o in overrides)}
+    if given.keys() & {"env", "experiment"} or given.get("env.id", DEFAULT_ENV) == DEFAULT_ENV:
+        return overrides
+    other = {"algo_env": "~algo_env", "env.dataset_id": "env.dataset_id=null"}
+    return [*overrides, *(override for key, override in other.items() if key not in given)]
 
 
 def trusted(target: str, trust: Sequence[str]) -> bool:
@@ -279,6 +288,12 @@ def check_regime(cfg: DictConfig) -> None:
             f"algo={name} learns on-policy and cannot use a dataset; drop dataset=..., or choose one of "
             f"{_choices(lambda c: 'on_policy' not in c.regimes)}."
         )
+    if str(cfg.replay._target_) != UniformConfig()._target_:
+        require(
+            any(p.collect > 0 and not p.on_policy for p in phases),
+            f"algo={name} under trainer={regime} keeps no replay, which {cfg.replay._target_} would be; drop "
+            "replay=..., or use replay=uniform.",
+        )
     if getattr(class_of(cfg.replay, cfg.trust), "prioritized", False):
         mixes = cfg.dataset is not None and "offline_batch_ratio" in cfg.schedule.targets
         check_prioritized(name, cls, reads_data or mixes)
@@ -360,10 +375,25 @@ def check_spec(cfg: DictConfig, spec: Spec) -> None:
         )
 
 
+def check_finite(key: str, value: Any) -> None:
+    """Refuse inf and nan, also within dicts and lists."""
+    if isinstance(value, dict):
+        for name, child in value.items():
+            check_finite(f"{key}.{name}", child)
+    elif isinstance(value, list):
+        for child in value:
+            check_finite(key, child)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"{key}={value} is nothing to compute with; give a finite number.")
+
+
 def validate(cfg: DictConfig) -> None:
     """Numbers that no run can use."""
+    for group in ("algo", "replay", "reward", "schedule", "trainer"):
+        check_finite(group, OmegaConf.to_container(cfg[group], resolve=True))
     trainer = cfg.trainer
-    for key in ("eval_episodes", "log_interval", "epoch_length", "train_frequency", "rollout_length"):
+    at_least_one = ("eval_episodes", "log_interval", "epoch_length", "train_frequency", "rollout_length")
+    for key in (*at_least_one, "keep_checkpoints"):
         if trainer[key] < 1:
             raise UserError(f"trainer.{key}={trainer[key]} is not possible; give at least 1.")
     for key in ("eval_interval", "checkpoint_interval", "learning_starts", "warmup_steps", "min_buffer_size"):
@@ -372,17 +402,12 @@ def validate(cfg: DictConfig) -> None:
     if not 0 <= trainer.offline_batch_ratio <= 1:
         raise UserError(f"trainer.offline_batch_ratio={trainer.offline_batch_ratio} is a share; give 0 to 1.")
     ratio = trainer.gradient_updates_per_step
-    if not 0 < ratio < math.inf:  # nan is neither
+    if ratio <= 0:
         raise UserError(f"trainer.gradient_updates_per_step={ratio} is not possible; give a number above 0.")
-    if cfg.algo.batch_size < 1:
-        raise UserError(f"algo.batch_size={cfg.algo.batch_size} is not possible; give at least 1.")
-    if not 0 <= cfg.algo.discount <= 1:
-        raise UserError(f"algo.discount={cfg.algo.discount} is no discount factor; give 0 to 1.")
+    check_algo(OmegaConf.to_container(cfg.algo, resolve=True))  # type: ignore[arg-type]
     if cfg.threads is not None and cfg.threads < 1:
         raise UserError(f"threads={cfg.threads} is not possible; give at least 1, or null to let rlx choose.")
     check_seed(cfg.seed)
-    if any(width < 1 for width in cfg.algo.hidden):
-        raise UserError(f"algo.hidden={list(cfg.algo.hidden)} is not possible; every layer needs at least 1 unit.")
     limit = cfg.env.max_episode_steps
     if limit is not None and limit < 1:
         raise UserError(f"env.max_episode_steps={limit} is not possible; give at least 1, or null for the env's own.")

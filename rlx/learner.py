@@ -6,13 +6,14 @@ observation statistics its policy was trained with; it knows nothing of loops, f
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rlx.errors import UserError
+from rlx.errors import UserError, require
 from rlx.nn import Optimizer
 from rlx.types import Batch, Metrics, Spec
 
@@ -30,6 +31,23 @@ class AlgoConfig:
     compile: bool = False  # torch.compile the losses; pays back on long runs only
 
 
+def is_learning_rate(name: str) -> bool:
+    return name == "lr" or name.endswith("_lr")
+
+
+def check_algo(values: Mapping[str, Any]) -> None:
+    """Refuse numbers that no algorithm can use."""
+    for name, value in values.items():
+        if is_learning_rate(name):
+            require(value > 0, f"algo.{name}={value} is no learning rate; give a number above 0, as algo.{name}=3e-4.")
+        if name == "hidden" or name.endswith("_hidden"):
+            widths = f"algo.{name}={list(value or ())} is not possible"
+            require(all(n >= 1 for n in value or ()), f"{widths}; every layer needs at least 1 unit.")
+    rows, discount = values["batch_size"], values["discount"]
+    require(rows >= 1, f"algo.batch_size={rows} is not possible; give at least 1.")
+    require(0 <= discount <= 1, f"algo.discount={discount} is no discount factor; give 0 to 1.")
+
+
 class Learner(nn.Module):
     """Base of all algorithms. Class attributes say what fits; `config.check` reads them before any work."""
 
@@ -44,6 +62,7 @@ class Learner(nn.Module):
 
     def __init__(self, cfg: AlgoConfig, spec: Spec):
         super().__init__()
+        check_algo(vars(cfg))
         self.cfg = cfg
         self.spec = spec
         self.updates = 0  # calls of `update` so far

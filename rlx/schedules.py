@@ -119,6 +119,16 @@ def check_schedule(spec: ScheduleSpec, name: str) -> None:
         )
 
 
+def reached(spec: ScheduleSpec, total: float) -> set[float]:
+    """The outermost values of a schedule whose clock goes from 0 to `total`."""
+    if spec.kind is Kind.constant:
+        return {spec.start}
+    if spec.kind is Kind.step:
+        return {spec.start, spec.start * spec.gamma ** math.floor(total / spec.step_size)}
+    warms_up = spec.kind in (Kind.warmup_linear, Kind.warmup_cosine) and spec.warmup > 0
+    return {spec.start, spec.end, *((0.0,) if warms_up else ())}
+
+
 def resolve_schedule_value(
     spec: ScheduleSpec, *, updates: int = 0, env_steps: int = 0, fraction: float | None = None
 ) -> float:

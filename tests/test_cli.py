@@ -66,6 +66,20 @@ BAD = {
     "trainer.gradient_updates_per_step=0": "gradient_updates_per_step",
     "trainer.gradient_updates_per_step=nan": "gradient_updates_per_step",
     "trainer.gradient_updates_per_step=inf": "gradient_updates_per_step",
+    "trainer.keep_checkpoints=0": "keep_checkpoints",
+    "trainer.max_seconds=nan": "finite",
+    "algo.alpha=inf": "finite",
+    "algo.target_entropy=nan": "finite",
+    "algo.actor_lr=nan": "algo.actor_lr",
+    "algo.critic_lr=0": "algo.critic_lr=3e-4",
+    "algo=crossq algo.critic_hidden=[0]": "critic_hidden",
+    "algo=ppo algo.target_kl=0": "algo.target_kl=null",
+    "algo=ppo algo.value_coef=-1": "value_coef",
+    "algo=ppo replay=hindsight": "replay=uniform",
+    "algo=ppo trainer.rollout_length=9999999999999": "try trainer.rollout_length",
+    "algo=a2c algo.square_decay=1": "square_decay",
+    "algo=rlpd dataset=random algo.critics=0": "algo.critics=10",
+    "replay=prioritized replay.alpha=inf": "finite",
     "trainer=on_policy": "trainer=",
     "trainer.learning_start=5": "learning_starts",
     "algo.batch_size=0": "batch_size",
@@ -306,6 +320,7 @@ def test_list_shows_every_choice(capsys: pytest.CaptureFixture) -> None:
     out = capsys.readouterr().out
     for word in ("algo=sac", "env=pendulum", "dataset=minari", "reward=identity", "schedule=cosine", "logger=wandb"):
         assert word in out
+    assert "callbacks=[default,early_stopping]" in out
     assert main(["list", "algo"]) == 0
     out = capsys.readouterr().out
     assert "algo=ppo" in out

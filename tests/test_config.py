@@ -263,3 +263,15 @@ def test_nearest_words() -> None:
     words: Any = ["pendulum", "cartpole"]
     assert nearest("pendulun", words) == "pendulum"
     assert nearest("zzz", words) is None
+
+
+def test_an_env_by_its_id_takes_nothing_from_the_default_one() -> None:
+    cfg, plain = compose_config(["env.id=Hopper-v5"]), compose_config(["env=hopper", "~algo_env"])
+    assert cfg.env.dataset_id is None
+    for group in ("algo", "trainer", "replay"):
+        assert cfg[group] == plain[group]
+    tuned = compose_config([])
+    assert tuned.algo != cfg.algo
+    assert compose_config(["env.id=Pendulum-v1"]) == tuned
+    assert compose_config(["env=pendulum", "env.id=Mine-v0"]).algo == tuned.algo  # asked for by name
+    assert compose_config(["env.id=Mine-v0", "env.dataset_id=a/b-v0"]).env.dataset_id == "a/b-v0"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import rlx
 from rlx.envs import EnvConfig, make_env, make_vector_env, spec_of
 from rlx.envs.evaluation import run_episodes
 from rlx.envs.runner import Journal, Runner, episode_seed, to_env_units
+from rlx.envs.vector import AsyncEnvs, SyncEnvs
 from rlx.errors import UserError
 
 
@@ -255,6 +257,38 @@ def test_every_kind_of_vectorization_gives_the_same_experience(env_id: str, kind
     for other in found[1:]:
         for a, b in zip(found[0], other, strict=True):
             np.testing.assert_array_equal(a, b)
+
+
+def test_nested_infos_arrive_from_workers_as_they_were() -> None:
+    class Nested(Counter):
+        def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
+            *rest, info = super().step(action)
+            parts = {"parts": {"count": self._count, "deep": {"even": self._count % 2 == 0}}}
+            return *rest, info | parts if self._count > 1 else info  # type: ignore[return-value]
+
+    found = {}
+    for kind in (SyncEnvs, AsyncEnvs):
+        envs = kind([Nested] * 2)
+        envs.reset({0: 1, 1: 2})
+        found[kind] = [list(envs.step([np.ones(1)] * 2).infos) for _ in range(3)]
+        envs.close()
+    assert found[AsyncEnvs] == found[SyncEnvs]
+    assert found[SyncEnvs][1] == [{"parts": {"count": 2, "deep": {"even": True}}}] * 2
+
+
+@pytest.mark.parametrize(
+    ("seconds", "n", "cores", "kind"),
+    [(0.0, 4, 2, SyncEnvs), (0.002, 4, 2, AsyncEnvs), (0.002, 1, 2, SyncEnvs), (0.002, 4, 1, SyncEnvs)],
+)
+def test_slow_envs_get_workers_of_their_own(
+    seconds: float, n: int, cores: int, kind: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = Counter.step
+    monkeypatch.setattr(Counter, "step", lambda self, action: (time.sleep(seconds), step(self, action))[1])
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(cores), raising=False)
+    envs = make_vector_env(EnvConfig(id="Counter-v0", num_envs=n))
+    assert type(envs) is kind
+    envs.close()
 
 
 def test_the_final_observation_is_the_real_one() -> None:

@@ -121,6 +121,9 @@ SETTINGS = {
     ),
     "epochs": ("off_policy", "trainer.max_epochs=3", "trainer.epoch_length=41"),
     "goal_env": ("off_policy", "env=point_goal"),
+    "hindsight": ("off_policy", "algo=her", "env=point_goal", "env.num_envs=2"),
+    "hindsight_overwritten": ("off_policy", "algo=td3", "env=point_goal", "replay=hindsight", "replay.capacity=70"),
+    "native": ("on_policy", "env.num_envs=2", "env.vectorization=native"),
 }
 
 

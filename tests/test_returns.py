@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rlx.returns import discounted_returns, gae, td_target
 
@@ -51,6 +53,40 @@ def test_gae_with_lambda_one_is_the_return() -> None:
     for env in range(3):
         expected = discounted_returns(reward[:, env], terminated[:, env], 0.9)
         torch.testing.assert_close(returns[:, env], expected)
+
+
+def slow_gae(reward: list, value: list, next_value: list, terminated: list, truncated: list, discount: float,
+             lam: float) -> list[float]:  # fmt: skip
+    """Of one env, as the sum of its definition: every later delta until the episode ends."""
+    found = []
+    for t in range(len(reward)):
+        advantage, weight = 0.0, 1.0
+        for k in range(t, len(reward)):
+            bootstrap = 0.0 if terminated[k] else discount * next_value[k]
+            advantage += weight * (reward[k] + bootstrap - value[k])
+            if terminated[k] or truncated[k]:
+                break
+            weight *= discount * lam
+        found.append(advantage)
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 12), st.integers(1, 4), st.floats(0, 1), st.floats(0, 1), st.floats(0, 1), st.integers(0, 2**31),
+)  # fmt: skip
+def test_gae_is_the_sum_of_its_definition(
+    steps: int, envs: int, discount: float, lam: float, ends: float, seed: int
+) -> None:
+    random = torch.Generator().manual_seed(seed)
+    reward, value, next_value = torch.randn(3, steps, envs, generator=random, dtype=torch.float64)
+    terminated, truncated = (torch.rand(2, steps, envs, generator=random) < ends / 2).double()
+    columns = (reward, value, next_value, terminated, truncated)
+    advantage, returns = gae(*columns, discount, lam)
+    for env in range(envs):
+        expected = slow_gae(*(c[:, env].tolist() for c in columns), discount, lam)
+        torch.testing.assert_close(advantage[:, env], torch.tensor(expected, dtype=torch.float64))
+    torch.testing.assert_close(returns, advantage + value)
 
 
 @pytest.mark.parametrize("kind", [np.array, torch.tensor])

@@ -198,6 +198,13 @@ def test_the_learner_may_live_elsewhere(tmp_path: Path) -> None:
         train(tmp_path, "off_policy", "device=nonsense")
 
 
+def test_the_best_policy_keeps_the_units_of_its_rewards(tmp_path: Path) -> None:
+    train(tmp_path, "on_policy", "reward=running_norm")
+    state = json.loads((tmp_path / "run" / "checkpoints" / "best" / "state.json").read_text())
+    assert state["policy_only"]
+    assert state["reward"]["running"]["count"] > 0
+
+
 def test_the_best_policy_is_kept_and_not_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = iter([-5.0, 3.0, float("nan"), 1.0, 2.0])
 

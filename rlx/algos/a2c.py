@@ -65,7 +65,10 @@ class A2C(Learner):
     def __init__(self, cfg: A2CConfig, spec: Spec):
         super().__init__(cfg, spec)
         self.cfg: A2CConfig = cfg
-        check_numbers(cfg, positive=("max_grad_norm", "eps"), counts=(), unit=("gae_lambda", "square_decay"))
+        check_numbers(
+            cfg, max_grad_norm="positive", eps="positive", gae_lambda="in [0, 1]", square_decay="in [0, 1)",
+            value_coef="0 or more",
+        )  # fmt: skip
         self.policy = Policy(spec, cfg.hidden, cfg.activation, cfg.log_std_init)
         self.critic = Perceptron([spec.obs_dim, *cfg.hidden, 1], cfg.activation, final_gain=1.0)
         if cfg.normalize_obs:

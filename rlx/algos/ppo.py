@@ -16,7 +16,7 @@ Rewards are normalised by reward=running_norm. What stands before `policy_loss` 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -53,16 +53,24 @@ class PPOConfig(AlgoConfig):
     log_std_init: float = 0.0  # of box actions
 
 
-def check_numbers(cfg: AlgoConfig, positive: Iterable[str], counts: Iterable[str], unit: Iterable[str]) -> None:
-    """Refuse numbers that cannot work: `positive` ones, `counts` of 1 or more, those of the `unit` interval."""
-    example = type(cfg)()
-    rules = ((positive, "positive", lambda x: x > 0), (counts, "1 or more", lambda x: x >= 1),
-             (unit, "in [0, 1]", lambda x: 0 <= x <= 1))  # fmt: skip
-    for names, rule, fits in rules:
-        for name in names:
-            value = getattr(cfg, name)
-            sentence = f"algo.{name} is {value}; it has to be {rule}, for example algo.{name}={getattr(example, name)}."
-            require(value is None or fits(value), sentence)
+RULES: dict[str, Callable[[float], bool]] = {
+    "positive": lambda x: x > 0,
+    "0 or more": lambda x: x >= 0,
+    "1 or more": lambda x: x >= 1,
+    "in [0, 1]": lambda x: 0 <= x <= 1,
+    "in (0, 1]": lambda x: 0 < x <= 1,
+    "in [0, 1)": lambda x: 0 <= x < 1,
+}
+
+
+def check_numbers(cfg: AlgoConfig, **rules: str) -> None:
+    """Refuse numbers that break one of the RULES."""
+    usual = type(cfg)()
+    for name, rule in rules.items():
+        value, example = getattr(cfg, name), getattr(usual, name)
+        fits = value is None or RULES[rule](value)
+        example = "null" if example is None else example
+        require(fits, f"algo.{name} is {value}; it has to be {rule}, for example algo.{name}={example}.")
 
 
 @torch.no_grad()
@@ -164,8 +172,10 @@ class PPO(Learner):
     def __init__(self, cfg: PPOConfig, spec: Spec):
         super().__init__(cfg, spec)
         self.cfg: PPOConfig = cfg
-        positive = ("max_grad_norm", "clip_range", "clip_range_value", "target_kl")
-        check_numbers(cfg, positive, counts=("epochs",), unit=("gae_lambda",))
+        check_numbers(
+            cfg, max_grad_norm="positive", clip_range="positive", clip_range_value="positive", target_kl="positive",
+            epochs="1 or more", gae_lambda="in [0, 1]", value_coef="0 or more",
+        )  # fmt: skip
         self.policy = Policy(spec, cfg.hidden, cfg.activation, cfg.log_std_init)
         self.critic = Perceptron([spec.obs_dim, *cfg.hidden, 1], cfg.activation, final_gain=1.0)
         if cfg.normalize_obs:

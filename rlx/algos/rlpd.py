@@ -52,6 +52,7 @@ class RLPD(Learner):
         super().__init__(cfg, spec)
         require(0.0 < cfg.tau <= 1.0, f"algo.tau is {cfg.tau}; it has to be in (0, 1], for example algo.tau=0.005.")
         require(cfg.alpha > 0.0, f"algo.alpha is {cfg.alpha}; a temperature is positive, for example algo.alpha=1.0.")
+        require(cfg.critics >= 1, f"algo.critics is {cfg.critics}; an ensemble has at least 1, as algo.critics=10.")
         require(
             1 <= cfg.subset <= cfg.critics,
             f"algo.subset is {cfg.subset} of algo.critics={cfg.critics}; take between 1 and {cfg.critics} of them.",

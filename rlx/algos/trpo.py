@@ -27,7 +27,6 @@ from rlx.algos.ppo import (
     standardized,
 )
 from rlx.distributions import Perceptron, Policy
-from rlx.errors import require
 from rlx.learner import AlgoConfig, Learner
 from rlx.nn import Adam, compilable
 from rlx.types import Metrics, Rollout, Spec
@@ -81,9 +80,10 @@ class TRPO(Learner):
     def __init__(self, cfg: TRPOConfig, spec: Spec):
         super().__init__(cfg, spec)
         self.cfg: TRPOConfig = cfg
-        counts = ("epochs", "cg_iterations", "line_search_steps")
-        check_numbers(cfg, ("max_kl", "line_search_shrink"), counts, unit=("gae_lambda", "line_search_shrink"))
-        require(cfg.cg_damping >= 0.0, f"algo.cg_damping is {cfg.cg_damping}; use 0 or more, as algo.cg_damping=0.1.")
+        check_numbers(
+            cfg, max_kl="positive", epochs="1 or more", cg_iterations="1 or more", cg_damping="0 or more",
+            line_search_steps="1 or more", line_search_shrink="in (0, 1]", gae_lambda="in [0, 1]",
+        )  # fmt: skip
         self.policy = Policy(spec, cfg.hidden, cfg.activation, cfg.log_std_init)
         self.critic = Perceptron([spec.obs_dim, *cfg.hidden, 1], cfg.activation, final_gain=1.0)
         if cfg.normalize_obs:

@@ -6,12 +6,24 @@ checkpoint keeps the counters they were computed at, because it may lie within a
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from rlx.callbacks.bus import Callback
-from rlx.errors import UserError, nearest
-from rlx.schedules import Kind, ScheduleConfig, ScheduleSpec, check_schedule, parse_target, resolve_schedule_value
+from rlx.errors import UserError, nearest, require
+from rlx.learner import is_learning_rate
+from rlx.schedules import (
+    Kind,
+    ScheduleConfig,
+    ScheduleSpec,
+    Unit,
+    check_schedule,
+    parse_target,
+    reached,
+    resolve_schedule_value,
+)
 
 if TYPE_CHECKING:
     from rlx.trainers.trainer import Trainer
@@ -56,10 +68,6 @@ def movable(trainer: Trainer) -> dict[str, Any]:
     return found
 
 
-def is_learning_rate(name: str) -> bool:
-    return name == "lr" or name.endswith("_lr")
-
-
 def find_owner(trainer: Trainer, name: str) -> Any:
     """The config that holds the number `name`, if a schedule can move it."""
     found = movable(trainer)
@@ -78,6 +86,26 @@ def find_owner(trainer: Trainer, name: str) -> Any:
     guess = nearest(name, found)
     hint = f"did you mean schedule.targets.{guess}? What" if guess else "what"
     raise UserError(f"schedule.targets.{name} names no number of the algorithm or the trainer; {hint} {can}")
+
+
+def as_declared(owner: Any, name: str, value: float) -> float:
+    """A whole number where the config has one."""
+    return value if "float" in str(owner.__dataclass_fields__[name].type) else round(value)
+
+
+def check_value(trainer: Trainer, name: str, value: float) -> None:
+    """Refuse what the algorithm would refuse in its config; a learner that is made with it knows."""
+    owner, learner = find_owner(trainer, name), trainer.learner
+    value = as_declared(owner, name, value)
+    try:
+        if owner is not learner.cfg:
+            require(0 <= value <= 1, f"trainer.{name} is a share; give 0 to 1.")
+            return
+        with torch.random.fork_rng(devices=[]):  # a learner draws its first weights
+            changed: dict[str, Any] = {name: value}
+            type(learner)(replace(owner, **changed), learner.spec)
+    except UserError as error:
+        raise UserError(f"schedule.targets.{name} reaches {value:g}, which cannot be: {error}") from error
 
 
 def _counters(trainer: Trainer) -> dict[str, int]:
@@ -107,6 +135,9 @@ class Schedules(Callback):
             find_owner(trainer, name)
         for spec in (self.lr, *self.targets.values()):
             self._value(trainer, spec, _counters(trainer))
+        for name, spec in self.targets.items():
+            for value in reached(spec, 1.0 if spec.unit is Unit.fraction else trainer.total_steps or 0):
+                check_value(trainer, name, value)
 
     def on_run_start(self, trainer: Trainer) -> None:
         self._owners = {name: find_owner(trainer, name) for name in self.targets}
@@ -140,8 +171,6 @@ class Schedules(Callback):
         self._next = {"schedule/lr": lr}
         for name, spec in self.targets.items():
             owner = self._owners[name]
-            whole = "float" not in str(owner.__dataclass_fields__[name].type)
-            value = self._value(trainer, spec, at)
-            value = round(value) if whole else value
+            value = as_declared(owner, name, self._value(trainer, spec, at))
             setattr(owner, name, value)
             self._next[f"schedule/{name}"] = value

@@ -34,6 +34,22 @@ class HindsightConfig(UniformConfig):
     relabel_fraction: float = 0.8  # share of the samples that gets a goal the episode achieved later
 
 
+def vectorised_reward(env: gym.Env, goal_dim: int) -> Callable[..., Any]:
+    """The env's `compute_reward`, once it has shown that it can judge many goals at once."""
+    compute: Any = getattr(env.unwrapped, "compute_reward", None)
+    goals = np.zeros((2, goal_dim), np.float32)
+    try:
+        found = "there is none" if compute is None else f"two goals give {np.shape(compute(goals, goals, {}))}"
+    except Exception as error:  # a user's code, which was perhaps written for one goal
+        found = f"it fails at two goals ({error})"
+    if found != "two goals give (2,)":
+        raise UserError(
+            f"Hindsight asks the env's compute_reward(achieved, desired, info) for the rewards of many goals at once, "
+            f"[n, {goal_dim}] -> [n], but {found}; have it work along the last axis, or use replay=uniform."
+        )
+    return compute
+
+
 class HindsightReplay(Replay):
     """Rows of episodes that have ended, with goals from their own future."""
 
@@ -73,7 +89,7 @@ class HindsightReplay(Replay):
                 f"reward.success_bonus={bonus} reads the env's info, which a relabelled goal does not have; use "
                 "reward.success_bonus=0, as the env's compute_reward rewards success already."
             )
-        self._compute_reward = env.unwrapped.compute_reward  # type: ignore[attr-defined]
+        self._compute_reward = vectorised_reward(env, self.goal.dim)
         self._transform = reward
 
     @property
@@ -125,8 +141,10 @@ class HindsightReplay(Replay):
     def _relabel(self, taken: Gathered, index: np.ndarray) -> None:
         """Give some of the gathered rows, in place, goals from the future of their episodes."""
         chosen = np.flatnonzero(self._rng.random(len(index)) < self.fraction)
-        if not chosen.size or self._compute_reward is None or self._transform is None:
+        if not chosen.size:
             return
+        if self._compute_reward is None or self._transform is None:
+            raise RuntimeError("A hindsight replay has to be connected to an env before it is sampled.")
         oldest = self.total - len(self)
         stream = oldest + (index[chosen] - oldest) % self.capacity
         steps_left = (self._end[index[chosen]] - stream) // self.num_envs

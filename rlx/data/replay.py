@@ -8,10 +8,8 @@ sampling, within episodes only.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -19,6 +17,7 @@ import torch
 from torch import Tensor
 
 from rlx.errors import UserError
+from rlx.memory import enough_memory
 from rlx.returns import discounted_returns
 from rlx.types import Batch, Spec
 
@@ -115,10 +114,10 @@ class Replay:
         self.discount = discount
         self.total = 0  # rows ever added
         self._rng = np.random.default_rng(np.random.SeedSequence([seed, 0x5EED]))
-        self._refuse_beyond_memory()
-        self._rows = np.zeros((self.capacity, self.layout.width), np.float32)
+        with enough_memory(self.nbytes, f"A {self.kind} of {self.capacity:,} transitions", self._smaller):
+            self._rows = np.zeros((self.capacity, self.layout.width), np.float32)
+            self._outside = self._make_outside() if self.layout.outside else None
         self._tensor = torch.from_numpy(self._rows)
-        self._outside = self._make_outside() if self.layout.outside else None
 
     def _make_outside(self) -> tuple[Any, Any]:
         shape, dtype = (self.capacity, *self.layout.spec.obs_shape), self.layout.spec.obs_dtype
@@ -134,17 +133,9 @@ class Replay:
         outside = 2 * spec.obs_dim * np.dtype(spec.obs_dtype).itemsize if self.layout.outside else 0
         return self.capacity * (4 * self.layout.width + outside)
 
-    def _refuse_beyond_memory(self) -> None:
-        available = _available_memory()
-        if available is not None and self.nbytes > available:
-            raise UserError(
-                f"A {self.kind} of {self.capacity:,} transitions needs {self.nbytes / 2**30:.1f} GiB and "
-                f"{available / 2**30:.1f} GiB are free; {self._smaller(available)}."
-            )
-
-    def _smaller(self, available: int) -> str:
-        """What to type where memory does not suffice."""
-        return f"try replay.capacity={int(self.capacity * available / self.nbytes * 0.8)}"
+    def _smaller(self, share: float) -> str:
+        """What to type where there is only this share of the memory."""
+        return f"try replay.capacity={int(self.capacity * share)}"
 
     def add(
         self,
@@ -370,7 +361,7 @@ class DatasetReplay(Replay):
         """Bytes besides those of the dataset, to which the observations outside the rows belong."""
         return self.capacity * 4 * self.layout.width
 
-    def _smaller(self, available: int) -> str:
+    def _smaller(self, share: float) -> str:
         if self.layout.outside:
             return "use a smaller one"
         return "leave its observations on disk with dataset.memory=mmap, or use a smaller one"
@@ -383,15 +374,3 @@ class DatasetReplay(Replay):
 
     def indices(self, batch_size: int, n_batches: int) -> np.ndarray:
         return self._dataset.sample_rows(self._rng, batch_size, n_batches).ravel()
-
-
-def _available_memory() -> int | None:
-    """Bytes that can still be allocated, where the system tells."""
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    if hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from rlx.memory import enough_memory
 from rlx.types import Rollout, Spec
 
 
@@ -15,18 +18,22 @@ class RolloutBuffer:
     """Holds up to `length` steps of `num_envs` envs; `sample` yields them once, as a Rollout."""
 
     def __init__(self, length: int, num_envs: int, spec: Spec):
+        self.size = 0
         kind = {"box": np.float32, "discrete": np.int64, "multi_discrete": np.int64}[spec.action_kind]
         obs_dtype = np.dtype(spec.obs_dtype)
         lead = (length, num_envs)
-        self._columns = {
-            "obs": np.zeros((*lead, *spec.obs_shape), obs_dtype),
-            "action": np.zeros((*lead, *spec.action_shape), kind),
-            "reward": np.zeros(lead, np.float32),
-            "next_obs": np.zeros((*lead, *spec.obs_shape), obs_dtype),
-            "terminated": np.zeros(lead, np.float32),
-            "truncated": np.zeros(lead, np.float32),
+        columns: dict[str, tuple[tuple[int, ...], Any]] = {
+            "obs": (spec.obs_shape, obs_dtype),
+            "action": (spec.action_shape, kind),
+            "reward": ((), np.float32),
+            "next_obs": (spec.obs_shape, obs_dtype),
+            "terminated": ((), np.float32),
+            "truncated": ((), np.float32),
         }
-        self.size = 0
+        row = sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in columns.values())
+        what = f"A rollout of {length:,} steps of {num_envs} envs"
+        with enough_memory(length * num_envs * row, what, lambda k: f"try trainer.rollout_length={int(length * k)}"):
+            self._columns = {name: np.zeros((*lead, *shape), dtype) for name, (shape, dtype) in columns.items()}
 
     def add(
         self,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import re
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +20,9 @@ from rlx.envs.vector import AsyncEnvs, NativeEnvs, SyncEnvs, VectorEnv
 from rlx.errors import UserError, nearest
 from rlx.types import Goal, Spec
 
-NATIVE_FROM = 8  # envs from which a native implementation is the faster one (benchmarks/env_throughput.py)
+# What vectorization=auto goes by (benchmarks/env_throughput.py):
+NATIVE_FROM = 8  # envs from which a native implementation is the faster one
+WORKER_COST = 5e-4  # seconds per env step that a process of its own costs, at most
 
 # Extras whose envs are registered by importing a package. A config names the extra, never the package, so that a saved
 # one cannot have any other module imported.
@@ -159,11 +163,34 @@ def make_vector_env(cfg: EnvConfig, num_envs: int | None = None) -> VectorEnv:
             raise UserError(
                 f"{cfg.id} has no native vector implementation that rlx can use; use env.vectorization=sync."
             )
-        return SyncEnvs([lambda: make_env(cfg)] * n)
+        return (AsyncEnvs if _workers_pay(cfg, n) else SyncEnvs)([lambda: make_env(cfg)] * n)
     kinds: dict[str, Callable[..., VectorEnv]] = {"sync": SyncEnvs, "async": AsyncEnvs}
     if cfg.vectorization not in kinds:
         raise UserError(f"env.vectorization={cfg.vectorization} is not known; choose sync, async, native or auto.")
     return kinds[cfg.vectorization]([lambda: make_env(cfg)] * n)
+
+
+def _workers_pay(cfg: EnvConfig, n: int) -> bool:
+    """Is a step of this env so slow that processes of their own save more time than they cost?"""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    at_once = min(n, cores)
+    return at_once > 1 and _step_seconds(cfg) * (1 - 1 / at_once) > WORKER_COST
+
+
+def _step_seconds(cfg: EnvConfig, steps: int = 5) -> float:
+    """The fastest of some steps."""
+    env = make_env(cfg)
+    env.reset(seed=0)
+    env.action_space.seed(0)
+    found = []
+    for _ in range(steps):
+        start = time.perf_counter()
+        _, _, terminated, truncated, _ = env.step(env.action_space.sample())
+        found.append(time.perf_counter() - start)
+        if terminated or truncated:
+            env.reset()
+    env.close()
+    return min(found)
 
 
 def _native(cfg: EnvConfig, n: int) -> VectorEnv | None:

@@ -155,12 +155,13 @@ class NativeEnvs:
 
 
 def _per_env(infos: dict[str, Any], n: int) -> list[dict[str, Any]]:
-    """Gymnasium's dict of arrays with `_key` masks as one dict per env."""
+    """Gymnasium's dict of arrays with `_key` masks, or of such dicts in turn, as one dict per env."""
     found: list[dict[str, Any]] = [{} for _ in range(n)]
     for key, values in infos.items():
         mask = infos.get(f"_{key}")
         if mask is None:
             continue
+        each = _per_env(values, n) if isinstance(values, dict) else values
         for i in np.flatnonzero(mask):
-            found[i][key] = values[i]
+            found[i][key] = each[i]
     return found

@@ -381,7 +381,12 @@ class Trainer:
         return path
 
     def _policy_checkpoint(self) -> Checkpoint:
-        state = {"trainer": asdict(self.state), "learner": self.learner.counters(), "policy_only": True}
+        state = {
+            "trainer": asdict(self.state),
+            "learner": self.learner.counters(),
+            "reward": self.reward.state(),  # what its values are in units of
+            "policy_only": True,
+        }
         return Checkpoint.of(self.cfg, self.spec, state, {"learner": self.learner.tensors()})
 
     def _full_checkpoint(self) -> Checkpoint:

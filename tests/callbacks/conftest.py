@@ -33,6 +33,15 @@ class AlgoSettings:
     name: str = "fake"
 
 
+class FakeLearner:
+    """Takes any numbers."""
+
+    def __init__(self, cfg: AlgoSettings, spec: None = None):
+        self.cfg, self.spec = cfg, spec
+        self.optimizers: dict[str, Any] = {}
+        self.log_alpha = -0.7
+
+
 class Recorder(Callback):
     """Keeps every row."""
 
@@ -61,7 +70,8 @@ class FakeTrainer:
             steps=0, env_steps=0, updates=0, epoch=0, best=None, should_stop=False, stop_reason="", wall_time=0.0
         )
         optimizers = {"actor": SimpleNamespace(scale=1.0, max_grad_norm=0.5), "critic": SimpleNamespace(scale=1.0)}
-        self.learner = SimpleNamespace(cfg=AlgoSettings(), optimizers=optimizers, log_alpha=-0.7)
+        self.learner = FakeLearner(AlgoSettings())
+        self.learner.optimizers = optimizers
         self.prior = object()
         self.saves: list[tuple[str, int]] = []
         self.recorder = Recorder()

@@ -76,6 +76,37 @@ def test_what_cannot_move_is_refused_and_leaves_no_folder(regime: str, target: s
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("algo", "target", "spec"),
+    [
+        ("sac", "tau", "5"),
+        ("sac", "batch_size", "{kind: linear, start: 8, end: 0}"),
+        ("tqc", "dropped", "{kind: linear, start: 2, end: 30}"),
+        ("td3", "policy_delay", "{kind: warmup_linear, start: 2, end: 2, warmup: 0.5}"),
+        ("td3", "policy_delay", "{kind: step, start: 2, gamma: 0.1}"),
+    ],
+)
+def test_a_value_that_the_algorithm_would_refuse_is_refused(algo: str, target: str, spec: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=rf"schedule.targets.{target} reaches .* algo.{target}"):
+        rlx.train(*tiny("off_policy", f"algo={algo}", f"+schedule.targets.{target}={spec}"), run_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_share_beyond_one_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="give 0 to 1"):
+        rlx.train(*tiny("offline_to_online", "+schedule.targets.offline_batch_ratio=1.5"), run_dir=tmp_path / "run")
+
+
+def test_looking_ahead_does_not_touch_the_numbers(tmp_path: Path) -> None:
+    from helpers import rows
+
+    for name, more in {"with": ("+schedule.targets.tau=0.005",), "without": ()}.items():
+        rlx.train(*tiny("off_policy", "algo.tau=0.005", *more), run_dir=tmp_path / name)
+    a, b = ([row.get("loss/critic") for row in rows(tmp_path / name)] for name in ("with", "without"))
+    assert a == b
+    assert any(a)
+
+
 def test_a_mixture_may_begin_with_nothing(tmp_path: Path) -> None:
     """The share of prior data grows from 0."""
     from helpers import rows

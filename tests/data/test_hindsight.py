@@ -134,6 +134,27 @@ def test_a_bonus_that_relabelled_goals_cannot_get_is_refused():
         make_replay().connect(ENV, RewardTransform(RewardConfig(success_bonus=1.0)))
 
 
+@pytest.mark.parametrize(
+    ("compute", "said"),
+    [
+        (None, "there is none"),
+        (lambda achieved, desired, info: -float(np.linalg.norm(achieved - desired)), r"two goals give \(\)"),
+        (lambda achieved, desired, info: float(achieved[:, 0] > 0), "it fails at two goals"),
+    ],
+)
+def test_a_reward_that_cannot_judge_many_goals_is_refused(compute, said: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(type(ENV.unwrapped), "compute_reward", compute and staticmethod(compute))
+    with pytest.raises(UserError, match=said):
+        make_replay()
+
+
+def test_goals_are_not_left_as_they_were_for_want_of_an_env():
+    replay = HindsightReplay(HindsightConfig(capacity=64), SPEC, 1, discount=0.9, seed=0)
+    add_episode(replay, 4, tag=1)
+    with pytest.raises(RuntimeError, match="connected"):
+        sample(replay)
+
+
 @pytest.mark.parametrize(("capacity", "num_envs", "warns"), [(50, 1, False), (49, 1, True), (99, 2, True)])
 def test_episodes_that_do_not_fit_are_said(capacity: int, num_envs: int, warns: bool, caplog: pytest.LogCaptureFixture):
     """An episode of PointGoal has 50 steps."""
