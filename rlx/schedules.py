@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 from rlx.errors import UserError, nearest
 
 E = TypeVar("E", bound=Enum)
+NEAR = 1e-3  # of a slope: how far from its end counts as there
 
 
 class Kind(Enum):
@@ -120,13 +121,15 @@ def check_schedule(spec: ScheduleSpec, name: str) -> None:
 
 
 def reached(spec: ScheduleSpec, total: float) -> set[float]:
-    """The outermost values of a schedule whose clock goes from 0 to `total`."""
+    """The outermost values of a schedule whose clock goes from 0 to `total`: all but the very ends of a slope, which
+    may be 0 where 0 itself would make no sense.
+    """
     if spec.kind is Kind.constant:
         return {spec.start}
     if spec.kind is Kind.step:
         return {spec.start, spec.start * spec.gamma ** math.floor(total / spec.step_size)}
     warms_up = spec.kind in (Kind.warmup_linear, Kind.warmup_cosine) and spec.warmup > 0
-    return {spec.start, spec.end, *((0.0,) if warms_up else ())}
+    return {spec.start, spec.end + (spec.start - spec.end) * NEAR, *((spec.start * NEAR,) if warms_up else ())}
 
 
 def resolve_schedule_value(

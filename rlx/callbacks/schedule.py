@@ -105,7 +105,7 @@ def check_value(trainer: Trainer, name: str, value: float) -> None:
             changed: dict[str, Any] = {name: value}
             type(learner)(replace(owner, **changed), learner.spec)
     except UserError as error:
-        raise UserError(f"schedule.targets.{name} reaches {value:g}, which cannot be: {error}") from error
+        raise UserError(f"schedule.targets.{name} reaches {value:.3g}, which cannot be: {error}") from error
 
 
 def _counters(trainer: Trainer) -> dict[str, int]:

@@ -92,6 +92,12 @@ def test_a_value_that_the_algorithm_would_refuse_is_refused(algo: str, target: s
     assert not (tmp_path / "run").exists()
 
 
+def test_a_value_may_fall_to_nothing(tmp_path: Path) -> None:
+    rlx.train(*tiny("off_policy", "+schedule.targets.tau={kind: cosine, start: 0.01, end: 0}"), run_dir=tmp_path / "a")
+    rlx.train(*tiny("on_policy", "+schedule.targets.clip_range={kind: warmup_linear, start: 0.2, end: 0, warmup: 0.2}"),
+              run_dir=tmp_path / "b")  # fmt: skip
+
+
 def test_a_share_beyond_one_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="give 0 to 1"):
         rlx.train(*tiny("offline_to_online", "+schedule.targets.offline_batch_ratio=1.5"), run_dir=tmp_path / "run")
