@@ -288,15 +288,15 @@ def check_regime(cfg: DictConfig) -> None:
             f"algo={name} learns on-policy and cannot use a dataset; drop dataset=..., or choose one of "
             f"{_choices(lambda c: 'on_policy' not in c.regimes)}."
         )
+    if getattr(class_of(cfg.replay, cfg.trust), "prioritized", False):
+        mixes = cfg.dataset is not None and "offline_batch_ratio" in cfg.schedule.targets
+        check_prioritized(name, cls, reads_data or mixes)
     if str(cfg.replay._target_) != UniformConfig()._target_:
         require(
             any(p.collect > 0 and not p.on_policy for p in phases),
             f"algo={name} under trainer={regime} keeps no replay, which {cfg.replay._target_} would be; drop "
             "replay=..., or use replay=uniform.",
         )
-    if getattr(class_of(cfg.replay, cfg.trust), "prioritized", False):
-        mixes = cfg.dataset is not None and "offline_batch_ratio" in cfg.schedule.targets
-        check_prioritized(name, cls, reads_data or mixes)
     if cfg.algo.normalize_obs and cfg.dataset is None and "on_policy" not in cls.regimes:
         raise UserError(
             f"algo.normalize_obs=true takes its statistics from a dataset under algo={name} and there is none; use "
