@@ -155,19 +155,20 @@ def make_vector_env(cfg: EnvConfig, num_envs: int | None = None) -> VectorEnv:
     n = cfg.num_envs if num_envs is None else num_envs
     if n < 1:
         raise UserError(f"env.num_envs={n} is not possible; give at least 1.")
-    if cfg.vectorization in ("native", "auto"):
-        native = _native(cfg, n) if cfg.vectorization == "native" or n >= NATIVE_FROM else None
+    kind = cfg.vectorization
+    if kind in ("native", "auto"):
+        native = _native(cfg, n) if kind == "native" or n >= NATIVE_FROM else None
         if native is not None:
             return native
-        if cfg.vectorization == "native":
+        if kind == "native":
             raise UserError(
                 f"{cfg.id} has no native vector implementation that rlx can use; use env.vectorization=sync."
             )
-        return (AsyncEnvs if _workers_pay(cfg, n) else SyncEnvs)([lambda: make_env(cfg)] * n)
+        kind = "async" if _workers_pay(cfg, n) else "sync"
     kinds: dict[str, Callable[..., VectorEnv]] = {"sync": SyncEnvs, "async": AsyncEnvs}
-    if cfg.vectorization not in kinds:
-        raise UserError(f"env.vectorization={cfg.vectorization} is not known; choose sync, async, native or auto.")
-    return kinds[cfg.vectorization]([lambda: make_env(cfg)] * n)
+    if kind not in kinds:
+        raise UserError(f"env.vectorization={kind} is not known; choose sync, async, native or auto.")
+    return kinds[kind]([lambda: make_env(cfg)] * n)
 
 
 def _workers_pay(cfg: EnvConfig, n: int) -> bool:

@@ -92,10 +92,19 @@ def test_a_value_that_the_algorithm_would_refuse_is_refused(algo: str, target: s
     assert not (tmp_path / "run").exists()
 
 
-def test_a_value_may_fall_to_nothing(tmp_path: Path) -> None:
-    rlx.train(*tiny("off_policy", "+schedule.targets.tau={kind: cosine, start: 0.01, end: 0}"), run_dir=tmp_path / "a")
-    rlx.train(*tiny("on_policy", "+schedule.targets.clip_range={kind: warmup_linear, start: 0.2, end: 0, warmup: 0.2}"),
-              run_dir=tmp_path / "b")  # fmt: skip
+@pytest.mark.parametrize(
+    ("regime", "target", "spec"),
+    [
+        ("off_policy", "tau", "{kind: cosine, start: 0.01, end: 0}"),
+        ("on_policy", "clip_range", "{kind: warmup_linear, start: 0.2, end: 0, warmup: 0.2}"),
+    ],
+)
+def test_a_value_may_fall_to_nothing(regime: str, target: str, spec: str, tmp_path: Path) -> None:
+    from helpers import rows
+
+    rlx.train(*tiny(regime, f"+schedule.targets.{target}={spec}"), run_dir=tmp_path / "run")
+    values = [row[f"schedule/{target}"] for row in rows(tmp_path / "run") if row["kind"] == "train"]
+    assert 0.0 <= values[-1] < max(values) / 2
 
 
 def test_a_share_beyond_one_is_refused(tmp_path: Path) -> None:
