@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from rlx.nn import HandWrittenMLP, Layer, initialize, plain_mlp
+from rlx.nn import Layer, initialize, run_mlp
 
 EPS = 1e-3
 MOMENTUM = 0.01
@@ -153,17 +153,14 @@ class RenormMLP(nn.Module):
         parameters = zip(self.weights, self.biases, self.gains, self.shifts, strict=True)
         return [Renorm(*p, getattr(self, f"mean_{k}"), getattr(self, f"var_{k}")) for k, p in enumerate(parameters)]
 
-    def forward(self, x: Tensor) -> Tensor:
-        """In use: normalised by the running statistics; gradients reach `x` and nothing else."""
+    def forward(self, x: Tensor, action: Tensor | None = None) -> Tensor:
+        """In use: normalised by the running statistics; gradients reach `x` and `action` and nothing else."""
         folded = []
         with torch.no_grad():
             for layer in self.layers():
                 scale = layer.gain * torch.rsqrt(layer.var + EPS)
-                folded.append(Layer(*fold(layer, scale, layer.shift - scale * layer.mean), None, None))
-        x = x.expand(len(self.weights[0]), *x.shape)
-        if x.requires_grad and not torch.compiler.is_compiling():
-            return HandWrittenMLP.apply(x, "relu", len(folded), *(p for layer in folded for p in layer))
-        return plain_mlp(x, folded, "relu")
+                folded.append(Layer(*fold(layer, scale, layer.shift - scale * layer.mean)))
+        return run_mlp(x, action, folded, "relu")
 
     def learn(self, x: Tensor, renorm: bool) -> Tensor:
         """Learning: normalised by the batch, which moves the running statistics; gradients reach the parameters."""

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from rlx.errors import UserError
-from rlx.nn import MLP
+from rlx.nn import MLP, noise_like
 from rlx.types import Spec
 
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
@@ -109,7 +109,7 @@ class DiagGaussian:
         self.log_std = log_std
 
     def sample(self) -> Tensor:
-        return torch.randn_like(self.mean).mul_(self.log_std.exp()).add_(self.mean)
+        return noise_like(self.mean).mul_(self.log_std.exp()).add_(self.mean)
 
     def mode(self) -> Tensor:
         return self.mean

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlx.compiling import check_compiler
 from rlx.errors import UserError, require
 from rlx.nn import Optimizer
 from rlx.types import Batch, Metrics, Spec
@@ -28,7 +29,7 @@ class AlgoConfig:
     batch_size: int = 256
     hidden: list[int] = field(default_factory=lambda: [256, 256])
     normalize_obs: bool = False  # standardise observations; the statistics are part of the policy
-    compile: bool = False  # torch.compile the losses; pays back on long runs only
+    compile: bool = False  # torch.compile the update; pays back on long runs only
 
 
 def is_learning_rate(name: str) -> bool:
@@ -63,10 +64,13 @@ class Learner(nn.Module):
     def __init__(self, cfg: AlgoConfig, spec: Spec):
         super().__init__()
         check_algo(vars(cfg))
+        if cfg.compile:
+            check_compiler()
         self.cfg = cfg
         self.spec = spec
         self.updates = 0  # calls of `update` so far
         self.optimizers: dict[str, Optimizer] = {}  # filled by subclasses; saved, and driven by schedules
+        self.compiled: dict[Any, Any] = {}  # methods as `compilable` left them
         if cfg.normalize_obs:
             self.register_buffer("obs_mean", torch.zeros(spec.obs_shape))
             self.register_buffer("obs_std", torch.ones(spec.obs_shape))

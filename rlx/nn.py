@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import ctypes
-import functools
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -32,18 +31,15 @@ aten = torch.ops.aten
 
 
 class Layer(NamedTuple):
-    """One linear layer, [in, out] or [members, in, out], and the gain and shift of a LayerNorm behind it, or None."""
+    """One linear layer, [in, out] or [members, in, out], and the gain and shift of a LayerNorm behind it, if any."""
 
     weight: Tensor
     bias: Tensor
-    gain: Any
-    shift: Any
+    gain: Any = None
+    shift: Any = None
 
     def each(self, function: Callable[[Tensor], Tensor]) -> Layer:
-        weight, bias = function(self.weight), function(self.bias)
-        if self.gain is None:
-            return Layer(weight, bias, None, None)
-        return Layer(weight, bias, function(self.gain), function(self.shift))
+        return Layer(*(function(p) for p in self if p is not None))
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu_, "tanh": torch.tanh_, "elu": F.elu_}
@@ -56,24 +52,34 @@ GRADIENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def product(x: Tensor, y: Tensor) -> Tensor:
-    """x @ y for two matrices or two stacks of them, without what matmul spends to find out which.
+FEW = 16  # columns below which BLAS is up to ten times as fast at the transposed product
 
-    Where y has few columns the transposed product is computed: BLAS is up to ten times as fast at it.
-    """
+
+def product(x: Tensor, y: Tensor) -> Tensor:
+    """x @ y for two matrices or two stacks of them, without what matmul spends to find out which."""
     columns = y.shape[-1]
     if y.dim() == 2:  # the actions of actors
-        return torch.mm(y.mT, x.mT).mT if 1 < columns < 16 <= len(x) else torch.mm(x, y)
+        return torch.mm(y.mT, x.mT).mT if 1 < columns < FEW <= x.shape[0] else torch.mm(x, y)
     if x.shape[-1] == 1:  # columns times rows
         return x * y
     if columns == 1:  # the values of critics
-        return torch.bmm(y.reshape(len(y), 1, -1), x.mT).mT
+        return torch.bmm(y.mT, x.mT).mT
     return torch.bmm(x, y)
 
 
 def linear(x: Tensor, layer: Layer) -> Tensor:
-    # addmm and baddbmm are slower: they first copy the bias to every row
-    return product(x, layer.weight).add_(layer.bias)
+    """x @ weight + bias, by the same choices as `product`."""
+    weight, bias = layer.weight, layer.bias
+    columns = weight.shape[-1]
+    if torch.compiler.is_compiling():  # merges the sum with what follows
+        return ((x * weight.mT).sum(-1, keepdim=True) if columns == 1 else torch.matmul(x, weight)) + bias
+    if weight.dim() == 2:
+        if 1 < columns < FEW <= x.shape[0]:
+            return torch.addmm(bias.unsqueeze(1), weight.mT, x.mT).mT
+        return torch.addmm(bias, x, weight)
+    if columns == 1:
+        return torch.baddbmm(bias, weight.mT, x.mT).mT
+    return torch.baddbmm(bias, x, weight)
 
 
 def plain_mlp(x: Tensor, layers: Sequence[Layer], activation: str, dropout: float = 0.0) -> Tensor:
@@ -82,71 +88,98 @@ def plain_mlp(x: Tensor, layers: Sequence[Layer], activation: str, dropout: floa
         x = linear(x, layer)
         if layer.gain is not None:
             x = torch.addcmul(layer.shift, F.layer_norm(x, x.shape[-1:], eps=NORM_EPS), layer.gain)
-        if activation == "relu" and torch.compiler.is_compiling():
-            x = x * x.detach().sign().clamp(min=0.0)  # a mask of floats: compiled code is slow at writing one of bools
-        else:
-            x = ACTIVATIONS[activation](x)
+        x = ACTIVATIONS[activation](x)
         if dropout > 0.0:
             x = F.dropout(x, dropout)
     return linear(x, layers[-1])
 
 
+def join(x: Tensor, action: Tensor | None, weight: Tensor) -> Tensor:
+    """What the first layer reads: the columns of both side by side, one copy for each member of an ensemble."""
+    if action is not None:
+        x = torch.cat([x, action], -1)
+    return x.expand(weight.shape[0], *x.shape) if weight.dim() > x.dim() else x
+
+
 class HandWrittenMLP(torch.autograd.Function):
-    """`plain_mlp` as one autograd node whose backward pass is written out below."""
+    """`plain_mlp` of `join(x, action)` as one autograd node whose backward pass is written out below.
+
+    Most critics are differentiated by the action alone, and then the columns of `x` cost nothing. `width` is the number
+    of parameters of each layer but the last: 4 with LayerNorm, else 2.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, activation: str, depth: int, *parameters: Tensor | None) -> Tensor:
-        layers = unflatten(parameters)
-        inputs, norms = [x], []  # what every layer reads; what LayerNorm leaves for its gradient
+    def forward(ctx: Any, x: Tensor, action: Tensor | None, activation: str, width: int, *parameters: Tensor) -> Tensor:
+        layers = unflatten(parameters, width)
+        y = join(x, action, layers[0].weight)
+        inputs, norms = [y], []  # what every layer reads; what LayerNorm leaves for its gradient
         for layer in layers[:-1]:
-            x = linear(x, layer)
+            y = linear(y, layer)
             if layer.gain is not None:
-                normal, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], None, None, NORM_EPS)
-                norms += [normal, x, mean, rstd]
-                x = torch.addcmul(layer.shift, normal, layer.gain)
-            x = ACTIVATIONS[activation](x)
-            inputs.append(x)
-        ctx.activation, ctx.depth = activation, depth
-        ctx.save_for_backward(*parameters, *inputs, *norms)
-        return linear(x, layers[-1])
+                normal, mean, rstd = torch.native_layer_norm(y, y.shape[-1:], None, None, NORM_EPS)
+                norms += [normal, y, mean, rstd]
+                y = torch.addcmul(layer.shift, normal, layer.gain)
+            y = ACTIVATIONS[activation](y)
+            inputs.append(y)
+        ctx.activation, ctx.width, ctx.sizes = activation, width, (len(parameters), len(inputs))
+        ctx.save_for_backward(*parameters, *inputs, *norms, x, action)
+        return linear(y, layers[-1])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors
-        parameters, inputs, norms = saved[: 4 * ctx.depth], saved[4 * ctx.depth : 5 * ctx.depth], saved[5 * ctx.depth :]
+        *saved, x, action = ctx.saved_tensors
+        n, depth = ctx.sizes
+        parameters, inputs, norms = saved[:n], saved[n : n + depth], saved[n + depth :]
         if torch.is_grad_enabled():  # create_graph=True asks for gradients of gradients: autograd knows them
-            return differentiable_backward(ctx, grad, inputs[0], parameters)
-        layers = unflatten(parameters)
+            return differentiable_backward(ctx, grad, x, action, parameters)
+        layers = unflatten(parameters, ctx.width)
         found: list[Tensor | None] = []
         stacked = grad.dim() == 3
-        for i in reversed(range(ctx.depth)):
+        for i in reversed(range(depth)):
             layer = layers[i]
-            wanted = ctx.needs_input_grad[3 + 4 * i : 7 + 4 * i]
-            gain_grad = shift_grad = None
-            if i < ctx.depth - 1:
+            wanted = ctx.needs_input_grad[4 + ctx.width * i :]
+            extra: list[Tensor | None] = []
+            if i < depth - 1:
                 grad = GRADIENTS[ctx.activation](grad, inputs[i + 1])
                 if layer.gain is not None:
-                    normal, x, mean, rstd = norms[4 * i : 4 * i + 4]
-                    gain_grad = (grad * normal).sum(-2, keepdim=stacked) if wanted[2] else None
-                    shift_grad = grad.sum(-2, keepdim=stacked) if wanted[3] else None
+                    normal, y, mean, rstd = norms[4 * i : 4 * i + 4]
+                    extra = [
+                        (grad * normal).sum(-2, keepdim=stacked) if wanted[2] else None,
+                        grad.sum(-2, keepdim=stacked) if wanted[3] else None,
+                    ]
                     grad = aten.native_layer_norm_backward(
-                        grad.mul_(layer.gain), x, x.shape[-1:], mean, rstd, None, None, [True, False, False]
+                        grad.mul_(layer.gain), y, y.shape[-1:], mean, rstd, None, None, [True, False, False]
                     )[0]
             weight_grad = product(inputs[i].mT, grad) if wanted[0] else None
             bias_grad = grad.sum(-2, keepdim=stacked) if wanted[1] else None
-            found = [weight_grad, bias_grad, gain_grad, shift_grad, *found]
-            if i > 0 or ctx.needs_input_grad[0]:
+            found = [weight_grad, bias_grad, *extra, *found]
+            if i > 0:
                 grad = product(grad, layer.weight.mT)
-        return grad if ctx.needs_input_grad[0] else None, None, None, *found
+        return *input_grads(ctx, grad, layers[0].weight, x, action), None, None, *found
+
+
+def input_grads(
+    ctx: Any, grad: Tensor, weight: Tensor, x: Tensor, action: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of x and action, where they are wanted, from that behind the first layer."""
+
+    def of(columns: Tensor) -> Tensor:
+        # few columns: the transposed product is the faster one
+        found = torch.matmul(columns, grad.mT).mT
+        return found.sum(0) if grad.dim() > x.dim() else found
+
+    n, (by_x, by_action) = x.shape[-1], ctx.needs_input_grad[:2]
+    return of(weight[..., :n, :]) if by_x else None, of(weight[..., n:, :]) if by_action else None
 
 
 def differentiable_backward(
-    ctx: Any, grad: Tensor, x: Tensor, parameters: Sequence[Tensor | None]
+    ctx: Any, grad: Tensor, x: Tensor, action: Tensor | None, parameters: Sequence[Tensor]
 ) -> tuple[Tensor | None, ...]:
     """The same gradients as functions that can be differentiated again."""
     wanted = [i for i, needed in enumerate(ctx.needs_input_grad) if needed]
-    inputs: list[Any] = [x, None, None, *parameters]
-    y = plain_mlp(x, unflatten(parameters), ctx.activation)
+    inputs: list[Any] = [x, action, None, None, *parameters]
+    layers = unflatten(parameters, ctx.width)
+    y = plain_mlp(join(x, action, layers[0].weight), layers, ctx.activation)
     grads = torch.autograd.grad(y, [inputs[i] for i in wanted], grad, create_graph=True)
     found: list[Tensor | None] = [None] * len(inputs)
     for i, g in zip(wanted, grads, strict=True):
@@ -154,8 +187,18 @@ def differentiable_backward(
     return tuple(found)
 
 
-def unflatten(parameters: Sequence[Any]) -> list[Layer]:
-    return [Layer(*parameters[i : i + 4]) for i in range(0, len(parameters), 4)]
+def unflatten(parameters: Sequence[Tensor], width: int) -> list[Layer]:
+    return [Layer(*parameters[i : i + width]) for i in range(0, len(parameters), width)]
+
+
+def run_mlp(x: Tensor, action: Tensor | None, layers: Sequence[Layer], activation: str, dropout: float = 0.0) -> Tensor:
+    """`plain_mlp` of `join(x, action)`, with gradients by hand where they are wanted and written."""
+    by_hand = activation in GRADIENTS and dropout == 0.0 and not torch.compiler.is_compiling()
+    if by_hand and torch.is_grad_enabled():
+        width = 2 if layers[0].gain is None else 4
+        parameters = [p for layer in layers for p in layer if p is not None]
+        return HandWrittenMLP.apply(x, action, activation, width, *parameters)
+    return plain_mlp(join(x, action, layers[0].weight), layers, activation, dropout)
 
 
 class MLP(nn.Module):
@@ -203,24 +246,21 @@ class MLP(nn.Module):
             layers = [layer.each(lambda p: p[members]) for layer in layers]
         return layers
 
-    def forward(self, x: Tensor, frozen: bool = False, members: Tensor | slice | None = None) -> Tensor:
-        """`frozen` lets gradients through to `x` and computes none for the weights; `members` picks some of an
-        ensemble, by index or slice, and spends no work on the others.
+    def forward(
+        self,
+        x: Tensor,
+        action: Tensor | None = None,
+        frozen: bool = False,
+        members: Tensor | slice | None = None,
+    ) -> Tensor:
+        """Of `x`, or of `x` and `action` side by side. `frozen` lets gradients through to the inputs and computes none
+        for the weights; `members` picks some of an ensemble, by index or slice, and spends no work on the others.
         """
-        layers = self.layers(frozen, members)
-        weight = layers[0].weight
-        if weight.dim() == 3:
-            return self._run(x if x.dim() == 3 else x.expand(len(weight), *x.shape), layers)
-        if x.dim() == 2:
-            return self._run(x, layers)
-        return self._run(x.reshape(-1, x.shape[-1]), layers).reshape(*x.shape[:-1], -1)
-
-    def _run(self, x: Tensor, layers: list[Layer]) -> Tensor:
+        if x.dim() != 2 and self.ensemble is None:
+            rows = [None if y is None else y.reshape(-1, y.shape[-1]) for y in (x, action)]
+            return self(*rows, frozen).reshape(*x.shape[:-1], -1)
         dropout = self.dropout if self.training else 0.0
-        by_hand = self.activation in GRADIENTS and dropout == 0.0 and not torch.compiler.is_compiling()
-        if by_hand and torch.is_grad_enabled():
-            return HandWrittenMLP.apply(x, self.activation, len(layers), *(p for layer in layers for p in layer))
-        return plain_mlp(x, layers, self.activation, dropout)
+        return run_mlp(x, action, self.layers(frozen, members), self.activation, dropout)
 
 
 def initialize(weights: Iterable[Tensor], biases: Iterable[Tensor], init: str, final_gain: float | None) -> None:
@@ -261,7 +301,7 @@ class Critic(MLP):
     def forward(  # type: ignore[override]
         self, obs: Tensor, action: Tensor, frozen: bool = False, members: Tensor | slice | None = None
     ) -> Tensor:
-        return super().forward(torch.cat([obs, action], -1), frozen, members).squeeze(-1)
+        return super().forward(obs, action, frozen, members).squeeze(-1)
 
 
 class GaussianActor(nn.Module):
@@ -278,7 +318,7 @@ class GaussianActor(nn.Module):
     def sample(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """A reparametrised action and its log-probability [B]."""
         head = self.net(obs)
-        noise = torch.randn_like(head[..., head.shape[-1] // 2 :])
+        noise = noise_like(head[..., head.shape[-1] // 2 :])
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             return SquashedSample.apply(head, noise)
         return squashed_sample(*gaussian(head), noise)[:2]
@@ -296,6 +336,11 @@ class GaussianActor(nn.Module):
         """A sample to explore, else the mode; without log-probabilities and gradients."""
         mean, log_std = self(obs)
         return torch.tanh(torch.normal(mean, log_std.exp()) if explore else mean)
+
+
+def noise_like(x: Tensor) -> Tensor:
+    """Normal noise of the shape of x, the same draws wherever the numbers of x lie in memory."""
+    return torch.randn(x.shape, dtype=x.dtype, device=x.device)
 
 
 def gaussian(head: Tensor) -> tuple[Tensor, Tensor]:
@@ -379,6 +424,9 @@ class Optimizer:
             grads = list(torch._foreach_mul(grads, (self.max_grad_norm / (self.grad_norm + 1e-6)).clamp(max=1.0)))
         self._move(grads)
 
+    def prepare(self) -> None:
+        """Set what a compiled step reads and does not compute; see rlx.compiling."""
+
     def _move(self, grads: list[Tensor]) -> None:
         raise NotImplementedError(f"{type(self).__name__} does not define _move")
 
@@ -404,9 +452,12 @@ class Adam(Optimizer):
         self.exp_avg = [torch.zeros_like(p, requires_grad=False) for p in self.params]
         self.exp_avg_sq = [torch.zeros_like(p, requires_grad=False) for p in self.params]
         self.steps = torch.zeros((), dtype=torch.float32, device=self.params[0].device)
+        self._numbers = torch.zeros(2, device=self.params[0].device)  # step size and correction of a compiled step
 
     def _move(self, grads: list[Tensor]) -> None:
         self.steps += 1
+        if torch.compiler.is_compiling():
+            return self._move_compiled(grads)
         torch._fused_adam_(
             self.params,
             grads,
@@ -422,6 +473,21 @@ class Adam(Optimizer):
             amsgrad=False,
             maximize=False,
         )
+
+    def prepare(self) -> None:
+        step = self.steps.item() + 1.0  # compiled code would compute these numbers anew for each weight
+        self._numbers[0] = self.lr * self.scale / (1.0 - self.betas[0] ** step)
+        self._numbers[1] = (1.0 - self.betas[1] ** step) ** 0.5
+
+    def _move_compiled(self, grads: list[Tensor]) -> None:
+        """The same step in operations that a compiler can merge with those around them."""
+        step_size, correction = self._numbers.unbind()
+        for param, grad, mean, square in zip(self.params, grads, self.exp_avg, self.exp_avg_sq, strict=True):
+            if self.weight_decay:
+                grad = grad + self.weight_decay * param
+            mean.lerp_(grad, 1.0 - self.betas[0])
+            square.lerp_(grad * grad, 1.0 - self.betas[1])
+            param.sub_(step_size * mean / (square.sqrt() / correction + self.eps))
 
     def tensors(self) -> dict[str, Tensor]:
         found = {"step": self.steps}
@@ -463,17 +529,6 @@ def polyak(targets: Iterable[Tensor], online: Iterable[Tensor], tau: float) -> N
 def target_of(module: M) -> M:
     """A copy to be moved by `polyak`; its parameters take no gradients."""
     return copy.deepcopy(module).requires_grad_(False)
-
-
-def compilable(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of a learner that is compiled by torch where the learner's config says `compile: true`."""
-    compiled = functools.cache(lambda: torch.compile(method))
-
-    @functools.wraps(method)
-    def call(self: Any, *args: Any) -> Any:
-        return compiled()(self, *args) if self.cfg.compile else method(self, *args)
-
-    return call
 
 
 def keep_freed_memory() -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from rlx.nn import MLP
+from rlx.nn import MLP, noise_like
 from rlx.types import Metrics
 
 LOG_STD_MIN, LOG_STD_MAX = -4.0, 15.0
@@ -45,7 +45,7 @@ class VAE(nn.Module):
     def forward(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The reconstructed action, and mean and log_std of the latent it was decoded from."""
         mean, log_std = self.encode(obs, action)
-        latent = mean + log_std.exp() * torch.randn_like(mean)
+        latent = mean + log_std.exp() * noise_like(mean)
         return torch.tanh(self.decode(obs, latent)), mean, log_std
 
     def encode(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:

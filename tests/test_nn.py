@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,8 +19,8 @@ from rlx.nn import (
     DeterministicActor,
     GaussianActor,
     RMSprop,
-    compilable,
     keep_freed_memory,
+    noise_like,
     plain_mlp,
     polyak,
     product,
@@ -202,6 +201,35 @@ def test_critics() -> None:
     torch.testing.assert_close(critic(obs, action, members=torch.tensor([3])), critic(obs, action)[[3]])
 
 
+@pytest.mark.parametrize("wanted", ["obs", "action", "both", "none"])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_critics_are_differentiated_by_what_asks_for_it(wanted: str, frozen: bool) -> None:
+    critic = Critic(3, 2, [8, 6], n=4).double()
+    obs, action = (
+        torch.randn(5, n, dtype=torch.float64, requires_grad=wanted in (name, "both"))
+        for name, n in (("obs", 3), ("action", 2))
+    )
+    asked = [x for x in (obs, action, *([] if frozen else critic.parameters())) if x.requires_grad]
+    if not asked:
+        assert not critic(obs, action, frozen=frozen).requires_grad
+        return
+    both = torch.cat([obs, action], -1).expand(4, 5, 5)
+    weights = torch.randn(4, 5, dtype=torch.float64)
+    plain = plain_mlp(both, critic.layers(frozen), "relu").squeeze(-1)
+    q = critic(obs, action, frozen=frozen)
+    assert torch.equal(q, plain)
+    expected = torch.autograd.grad(plain, asked, weights)
+    torch.testing.assert_close(torch.autograd.grad(q, asked, weights), expected)
+
+
+def test_noise_does_not_depend_on_the_layout() -> None:
+    x = torch.zeros(3, 5)
+    torch.manual_seed(0)
+    expected = noise_like(x)
+    torch.manual_seed(0)
+    assert torch.equal(noise_like(torch.zeros(5, 3).mT), expected)
+
+
 def test_gaussian_actor_matches_torch_distributions() -> None:
     torch.manual_seed(0)
     actor = GaussianActor(3, 2, [8]).double()  # atanh of a float32 action near 1 has few digits left
@@ -349,39 +377,6 @@ def test_a_target_is_a_copy_without_gradients() -> None:
     polyak(target.parameters(), [torch.zeros_like(p) for p in net.parameters()], 1.0)
     assert target(x).eq(0.0).all()
     assert not net(x).eq(0.0).all()
-
-
-class Compiled:
-    """A learner in miniature; actor loss through a critic."""
-
-    def __init__(self, compile: bool):
-        torch.manual_seed(0)
-        self.cfg = SimpleNamespace(compile=compile)
-        self.actor, self.critic = GaussianActor(3, 2, [8]), Critic(3, 2, [8], n=3, layer_norm=True)
-
-    @compilable
-    def loss(self, obs: Tensor) -> Tensor:
-        mean, _ = self.actor(obs)
-        return self.critic(obs, torch.tanh(mean), frozen=True).mean()
-
-
-def test_losses_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[object] = []
-    real = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda f: calls.append(f) or real(f, backend="aot_eager", fullgraph=True))
-    obs = torch.randn(4, 3)
-    losses = [Compiled(False), Compiled(True)]
-    eager, compiled = (learner.loss(obs) for learner in losses)
-    assert len(calls) == 1
-    torch.testing.assert_close(eager, compiled)
-    for learner, loss in zip(losses, (eager, compiled), strict=True):
-        with pytest.raises(RuntimeError, match="not have been used"):
-            torch.autograd.grad(loss, list(learner.critic.parameters()), retain_graph=True)
-    found = [
-        torch.autograd.grad(loss, list(learner.actor.parameters()))
-        for learner, loss in zip(losses, (eager, compiled), strict=True)
-    ]
-    torch.testing.assert_close(*found)
 
 
 def test_freed_memory_can_be_kept() -> None:

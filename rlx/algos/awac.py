@@ -18,9 +18,10 @@ from torch import Tensor
 
 from rlx.algos.bc import GaussianPolicy
 from rlx.algos.td3_bc import critic_loss
+from rlx.compiling import compilable
 from rlx.errors import require
 from rlx.learner import AlgoConfig, Learner
-from rlx.nn import Adam, Critic, compilable, polyak, target_of
+from rlx.nn import Adam, Critic, polyak, target_of
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
@@ -87,7 +88,10 @@ class AWAC(Learner):
 
     def update(self, batch: Batch) -> Metrics:
         self.updates += 1
-        batch = self.normalized(batch)
+        return self._learn(self.normalized(batch))
+
+    @compilable
+    def _learn(self, batch: Batch) -> Metrics:
         loss, metrics = self._critic_loss(batch)
         self.optimizers["critic"].minimize(loss)
         loss, actor_metrics = self._actor_loss(batch.obs, batch.action)
@@ -95,7 +99,6 @@ class AWAC(Learner):
         polyak(self.targets, self.online, self.cfg.tau)
         return metrics | actor_metrics
 
-    @compilable
     def _critic_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
         with torch.no_grad():
             next_action = self.actor.act(batch.next_obs, explore=True)
@@ -103,7 +106,6 @@ class AWAC(Learner):
             target = td_target(batch.reward, batch.discount, batch.terminated, next_value)
         return critic_loss(self.critic(batch.obs, batch.action), target)
 
-    @compilable
     def _actor_loss(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Metrics]:
         pi = self.actor(obs)
         with torch.no_grad():

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from rlx.compiling import compilable
 from rlx.distributions import Categorical, DiagGaussian, Distribution, MultiCategorical
 from rlx.learner import AlgoConfig, Learner
-from rlx.nn import MLP, Adam, DeterministicActor, compilable, plain_mlp
+from rlx.nn import MLP, Adam, DeterministicActor, plain_mlp
 from rlx.types import Batch, Metrics, Spec
 
 
@@ -117,11 +118,14 @@ class BC(Learner):
 
     def update(self, batch: Batch) -> Metrics:
         self.updates += 1
-        loss, metrics = self._loss(self.normalize(batch.obs), batch.action)
+        return self._learn(self.normalize(batch.obs), batch.action)
+
+    @compilable
+    def _learn(self, obs: Tensor, action: Tensor) -> Metrics:
+        loss, metrics = self._loss(obs, action)
         self.optimizers["actor"].minimize(loss)
         return metrics
 
-    @compilable
     def _loss(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Metrics]:
         pi = self.actor(obs)
         return bc_loss(pi, action) if isinstance(pi, Tensor) else bc_nll_loss(pi.log_prob(action))

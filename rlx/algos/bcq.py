@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 
 from rlx.algos.td3_bc import critic_loss
+from rlx.compiling import compilable
 from rlx.errors import require
 from rlx.learner import AlgoConfig, Learner
-from rlx.nn import Adam, Critic, DeterministicActor, compilable, polyak, target_of
+from rlx.nn import Adam, Critic, DeterministicActor, polyak, target_of
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 from rlx.vae import VAE, by_blocks, vae_loss
@@ -112,7 +113,10 @@ class BCQ(Learner):
 
     def update(self, batch: Batch) -> Metrics:
         self.updates += 1
-        batch = self.normalized(batch)
+        return self._learn(self.normalized(batch))
+
+    @compilable
+    def _learn(self, batch: Batch) -> Metrics:
         loss, metrics = self._vae_loss(batch)
         self.optimizers["vae"].minimize(loss)
         loss, critic_metrics = self._critic_loss(batch)
@@ -123,12 +127,10 @@ class BCQ(Learner):
         polyak(self.target_actor.parameters(), self.actor.parameters(), self.cfg.tau)
         return metrics | critic_metrics | actor_metrics
 
-    @compilable
     def _vae_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
         reconstruction, mean, log_std = self.vae(batch.obs, batch.action)
         return vae_loss(batch.action, reconstruction, mean, log_std, self.cfg.kl_weight)
 
-    @compilable
     def _critic_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
         with torch.no_grad():
             next_value = by_blocks(self._next_value, batch.next_obs, self.cfg.candidates)
@@ -141,7 +143,6 @@ class BCQ(Learner):
         action, _ = self._propose(rows, self.vae.draw(len(rows)), self.target_actor)
         return soft_min(self.target_critic(rows, action), self.cfg.lam).view(self.cfg.candidates, -1).amax(0)
 
-    @compilable
     def _actor_loss(self, obs: Tensor) -> tuple[Tensor, Metrics]:
         action, perturbation = self._propose(obs, self.vae.draw(len(obs)), self.actor)
         q = self.critic(obs, action, frozen=True, members=slice(1))[0]

@@ -25,9 +25,10 @@ from torch import Tensor
 
 from rlx.algos.bcq import soft_min
 from rlx.algos.td3_bc import critic_loss
+from rlx.compiling import compilable
 from rlx.errors import require
 from rlx.learner import AlgoConfig, Learner
-from rlx.nn import Adam, Critic, GaussianActor, compilable, polyak, target_of
+from rlx.nn import Adam, Critic, GaussianActor, polyak, target_of
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 from rlx.vae import VAE, by_blocks, vae_loss
@@ -132,24 +133,25 @@ class BEAR(Learner):
 
     def update(self, batch: Batch) -> Metrics:
         self.updates += 1
-        batch = self.normalized(batch)
+        return self._learn(self.normalized(batch), self.updates > self.cfg.warmup_updates)
+
+    @compilable
+    def _learn(self, batch: Batch, warm: bool) -> Metrics:
         loss, metrics = self._vae_loss(batch)
         self.optimizers["vae"].minimize(loss)
         loss, critic_metrics = self._critic_loss(batch)
         self.optimizers["critic"].minimize(loss)
-        loss, distance, actor_metrics = self._actor_loss(batch.obs, self.updates > self.cfg.warmup_updates)
+        loss, distance, actor_metrics = self._actor_loss(batch.obs, warm)
         self.optimizers["actor"].minimize(loss)
         metrics |= critic_metrics | actor_metrics | self._update_multiplier(distance)
         polyak(self.target_critic.parameters(), self.critic.parameters(), self.cfg.tau)
         polyak(self.target_actor.parameters(), self.actor.parameters(), self.cfg.tau)
         return metrics
 
-    @compilable
     def _vae_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
         reconstruction, mean, log_std = self.vae(batch.obs, batch.action)
         return vae_loss(batch.action, reconstruction, mean, log_std, self.cfg.kl_weight)
 
-    @compilable
     def _critic_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
         with torch.no_grad():
             next_value = by_blocks(self._next_value, batch.next_obs, self.cfg.candidates)
@@ -163,7 +165,6 @@ class BEAR(Learner):
         q = self.target_critic(next_obs.repeat(n, 1), action)
         return soft_min(q, self.cfg.lam).view(n, -1).amax(0)
 
-    @compilable
     def _actor_loss(self, obs: Tensor, warm: bool) -> tuple[Tensor, Tensor, Metrics]:
         n = self.cfg.mmd_samples
         with torch.no_grad():

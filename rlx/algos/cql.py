@@ -22,9 +22,10 @@ from torch import Tensor
 
 from rlx.algos.sac import actor_loss, alpha_loss
 from rlx.algos.td3_bc import critic_loss
+from rlx.compiling import compilable
 from rlx.errors import require
 from rlx.learner import AlgoConfig, Learner
-from rlx.nn import Adam, Critic, GaussianActor, compilable, polyak, squashed_sample, target_of
+from rlx.nn import Adam, Critic, GaussianActor, polyak, squashed_sample, target_of
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
@@ -114,7 +115,10 @@ class CQL(Learner):
 
     def update(self, batch: Batch) -> Metrics:
         self.updates += 1
-        batch = self.normalized(batch)
+        return self._learn(self.normalized(batch), self.updates <= self.cfg.bc_updates)
+
+    @compilable
+    def _learn(self, batch: Batch, imitate: bool) -> Metrics:
         alpha = self.log_alpha.detach().exp()
 
         loss, gap, metrics = self._critic_loss(batch, alpha)
@@ -124,7 +128,7 @@ class CQL(Learner):
             self.optimizers["multiplier"].minimize(loss)
             metrics |= found
 
-        loss, log_prob, found = self._actor_loss(batch, alpha, self.updates <= self.cfg.bc_updates)
+        loss, log_prob, found = self._actor_loss(batch, alpha, imitate)
         self.optimizers["actor"].minimize(loss)
         metrics |= found
 
@@ -133,7 +137,6 @@ class CQL(Learner):
         polyak(self.targets, self.online, self.cfg.tau)
         return metrics | found
 
-    @compilable
     def _critic_loss(self, batch: Batch, alpha: Tensor) -> tuple[Tensor, Tensor, Metrics]:
         n, d = self.cfg.n_actions, self.spec.action_dim
         with torch.no_grad():
@@ -177,7 +180,6 @@ class CQL(Learner):
         value = self.target_critic(next_obs, action).amin(0)
         return value - alpha * log_prob if self.cfg.backup_entropy else value
 
-    @compilable
     def _actor_loss(self, batch: Batch, alpha: Tensor, imitate: bool) -> tuple[Tensor, Tensor, Metrics]:
         action, log_prob = self.actor.sample(batch.obs)
         if imitate:

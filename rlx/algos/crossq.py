@@ -20,9 +20,10 @@ from torch import Tensor
 
 from rlx.algos.sac import actor_loss, alpha_loss, critic_loss
 from rlx.batchrenorm import RenormMLP
+from rlx.compiling import compilable
 from rlx.errors import require
 from rlx.learner import AlgoConfig, Learner
-from rlx.nn import Adam, SquashedSample, compilable, gaussian, squashed_sample
+from rlx.nn import Adam, SquashedSample, gaussian, noise_like, squashed_sample
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
@@ -59,7 +60,7 @@ class Actor(torch.nn.Module):
         return self._squash(self.net.learn(obs, renorm).squeeze(0))
 
     def _squash(self, head: Tensor) -> tuple[Tensor, Tensor]:
-        noise = torch.randn_like(head.chunk(2, -1)[0])
+        noise = noise_like(head.chunk(2, -1)[0])
         if head.requires_grad and not torch.compiler.is_compiling():
             return SquashedSample.apply(head, noise)
         return squashed_sample(*gaussian(head), noise)[:2]
@@ -100,14 +101,17 @@ class CrossQ(Learner):
 
     def update(self, batch: Batch) -> Metrics:
         self.updates += 1
-        batch = self.normalized(batch)
-        alpha = self.log_alpha.detach().exp()
         renorm = self.updates > self.cfg.renorm_warmup
+        return self._learn(self.normalized(batch), renorm, self.due(self.cfg.policy_delay))
+
+    @compilable
+    def _learn(self, batch: Batch, renorm: bool, improve: bool) -> Metrics:
+        alpha = self.log_alpha.detach().exp()
 
         loss, metrics = self._critic_loss(batch, alpha, renorm)
         self.optimizers["critic"].minimize(loss)
 
-        if self.due(self.cfg.policy_delay):
+        if improve:
             loss, log_prob, actor_metrics = self._actor_loss(batch.obs, alpha, renorm)
             self.optimizers["actor"].minimize(loss)
             loss, alpha_metrics = alpha_loss(self.log_alpha, log_prob, self.target_entropy)
@@ -116,7 +120,6 @@ class CrossQ(Learner):
             metrics |= actor_metrics | alpha_metrics
         return metrics
 
-    @compilable
     def _critic_loss(self, batch: Batch, alpha: Tensor, renorm: bool) -> tuple[Tensor, Metrics]:
         with torch.no_grad():
             next_action, next_log_prob = self.actor.sample(batch.next_obs)
@@ -126,9 +129,8 @@ class CrossQ(Learner):
         next_value = next_q.detach().amin(0) - alpha * next_log_prob
         return critic_loss(q, td_target(batch.reward, batch.discount, batch.terminated, next_value))
 
-    @compilable
     def _actor_loss(self, obs: Tensor, alpha: Tensor, renorm: bool) -> tuple[Tensor, Tensor, Metrics]:
         action, log_prob = self.actor.learn(obs, renorm)
-        q = self.critic(torch.cat([obs, action], -1)).squeeze(-1).min(0).values
+        q = self.critic(obs, action).squeeze(-1).min(0).values
         loss, metrics = actor_loss(q, log_prob, alpha)
         return loss, log_prob.detach(), metrics

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from rlx.algos.td3 import actor_loss, explored
 from rlx.algos.td3_bc import critic_loss
+from rlx.compiling import compilable
 from rlx.errors import require
 from rlx.learner import AlgoConfig, Learner
-from rlx.nn import Adam, Critic, DeterministicActor, compilable, polyak, target_of
+from rlx.nn import Adam, Critic, DeterministicActor, polyak, target_of
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
@@ -61,7 +62,10 @@ class DDPG(Learner):
 
     def update(self, batch: Batch) -> Metrics:
         self.updates += 1
-        batch = self.normalized(batch)
+        return self._learn(self.normalized(batch))
+
+    @compilable
+    def _learn(self, batch: Batch) -> Metrics:
         loss, metrics = self._critic_loss(batch)
         self.optimizers["critic"].minimize(loss)
         loss, actor_metrics = self._actor_loss(batch.obs)
@@ -69,13 +73,11 @@ class DDPG(Learner):
         polyak(self.targets, self.online, self.cfg.tau)
         return metrics | actor_metrics
 
-    @compilable
     def _critic_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
         with torch.no_grad():
             next_value = self.target_critic(batch.next_obs, self.target_actor(batch.next_obs))[0]
             target = td_target(batch.reward, batch.discount, batch.terminated, next_value)
         return critic_loss(self.critic(batch.obs, batch.action), target)
 
-    @compilable
     def _actor_loss(self, obs: Tensor) -> tuple[Tensor, Metrics]:
         return actor_loss(self.critic(obs, self.actor(obs), frozen=True)[0])

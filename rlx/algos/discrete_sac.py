@@ -17,9 +17,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rlx.compiling import compilable
 from rlx.errors import require
 from rlx.learner import AlgoConfig, Learner
-from rlx.nn import MLP, Adam, compilable, polyak, target_of
+from rlx.nn import MLP, Adam, polyak, target_of
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
@@ -94,10 +95,14 @@ class DiscreteSAC(Learner):
 
     def update(self, batch: Batch) -> Metrics:
         self.updates += 1
-        batch = self.normalized(batch)
+        self.td_error, metrics = self._learn(self.normalized(batch))
+        return metrics
+
+    @compilable
+    def _learn(self, batch: Batch) -> tuple[Tensor | None, Metrics]:
         alpha = self.log_alpha.detach().exp()
 
-        loss, self.td_error, metrics = self._critic_loss(batch, alpha)
+        loss, td_error, metrics = self._critic_loss(batch, alpha)
         self.optimizers["critic"].minimize(loss)
 
         loss, entropy, actor_metrics = self._actor_loss(batch.obs, alpha)
@@ -107,9 +112,8 @@ class DiscreteSAC(Learner):
         if self.cfg.learn_alpha:
             self.optimizers["alpha"].minimize(loss)
         polyak(self.target_critic.parameters(), self.critic.parameters(), self.cfg.tau)
-        return metrics | actor_metrics | alpha_metrics
+        return td_error, metrics | actor_metrics | alpha_metrics
 
-    @compilable
     def _critic_loss(self, batch: Batch, alpha: Tensor) -> tuple[Tensor, Tensor | None, Metrics]:
         with torch.no_grad():
             log_pi = self.actor(batch.next_obs).log_softmax(-1)
@@ -121,7 +125,6 @@ class DiscreteSAC(Learner):
         loss, metrics = critic_loss(q, target, batch.weight)
         return loss, None if batch.index is None else (q.detach() - target).abs().mean(0), metrics
 
-    @compilable
     def _actor_loss(self, obs: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor, Metrics]:
         with torch.no_grad():
             q = self.critic(obs).amin(0)

@@ -21,9 +21,10 @@ from torch import Tensor
 
 from rlx.algos.bc import GaussianPolicy
 from rlx.algos.td3_bc import critic_loss
+from rlx.compiling import compilable
 from rlx.errors import require
 from rlx.learner import AlgoConfig, Learner
-from rlx.nn import MLP, Adam, Critic, compilable, polyak, target_of
+from rlx.nn import MLP, Adam, Critic, polyak, target_of
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
@@ -99,8 +100,12 @@ class IQL(Learner):
 
     def update(self, batch: Batch) -> Metrics:
         decay = cosine_decay(self.updates, self.cfg.actor_decay_updates)  # besides the schedule's multiplier
+        self.optimizers["actor"].lr = self.cfg.actor_lr * decay
         self.updates += 1
-        batch = self.normalized(batch)
+        return self._learn(self.normalized(batch))
+
+    @compilable
+    def _learn(self, batch: Batch) -> Metrics:
         with torch.no_grad():
             q = self.target_critic(batch.obs, batch.action).amin(0)
 
@@ -110,7 +115,6 @@ class IQL(Learner):
             value, next_value = self.value(torch.cat([batch.obs, batch.next_obs])).squeeze(-1).chunk(2)
 
         loss, actor_metrics = self._actor_loss(batch.obs, batch.action, q - value)
-        self.optimizers["actor"].lr = self.cfg.actor_lr * decay
         self.optimizers["actor"].minimize(loss)
 
         loss, critic_metrics = self._critic_loss(batch, next_value)
@@ -118,15 +122,12 @@ class IQL(Learner):
         polyak(self.targets, self.online, self.cfg.tau)
         return metrics | actor_metrics | critic_metrics
 
-    @compilable
     def _value_loss(self, obs: Tensor, q: Tensor) -> tuple[Tensor, Metrics]:
         return expectile_loss(q, self.value(obs).squeeze(-1), self.cfg.expectile)
 
-    @compilable
     def _actor_loss(self, obs: Tensor, action: Tensor, advantage: Tensor) -> tuple[Tensor, Metrics]:
         return iql_actor_loss(self.actor(obs).log_prob(action), advantage, self.cfg.beta, self.cfg.max_weight)
 
-    @compilable
     def _critic_loss(self, batch: Batch, next_value: Tensor) -> tuple[Tensor, Metrics]:
         target = td_target(batch.reward, batch.discount, batch.terminated, next_value)
         return critic_loss(self.critic(batch.obs, batch.action), target)

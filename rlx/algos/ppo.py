@@ -23,10 +23,11 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from rlx.compiling import compilable
 from rlx.distributions import Perceptron, Policy
 from rlx.errors import require
 from rlx.learner import AlgoConfig, Learner
-from rlx.nn import Adam, compilable
+from rlx.nn import Adam
 from rlx.returns import gae
 from rlx.types import Metrics, Rollout, Spec
 

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from rlx.algos.sac import actor_loss, alpha_loss, critic_loss
+from rlx.compiling import compilable
 from rlx.errors import require
 from rlx.learner import AlgoConfig, Learner
-from rlx.nn import Adam, Critic, GaussianActor, compilable, polyak, target_of
+from rlx.nn import Adam, Critic, GaussianActor, polyak, target_of
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
@@ -73,7 +74,10 @@ class REDQ(Learner):
 
     def update(self, batch: Batch) -> Metrics:
         self.updates += 1
-        batch = self.normalized(batch)
+        return self._learn(self.normalized(batch), self.due(self.cfg.policy_delay))
+
+    @compilable
+    def _learn(self, batch: Batch, improve: bool) -> Metrics:
         alpha = self.log_alpha.detach().exp()
 
         members = torch.randperm(self.cfg.critics)[: self.cfg.subset]
@@ -81,13 +85,12 @@ class REDQ(Learner):
         self.optimizers["critic"].minimize(loss)
         polyak(self.targets, self.online, self.cfg.tau)
 
-        if self.due(self.cfg.policy_delay):
+        if improve:
             loss, log_prob, actor_metrics = self._actor_loss(batch.obs, alpha)
             self.optimizers["actor"].minimize(loss)
             metrics |= actor_metrics | self._update_alpha(log_prob)
         return metrics
 
-    @compilable
     def _critic_loss(self, batch: Batch, alpha: Tensor, members: Tensor) -> tuple[Tensor, Metrics]:
         with torch.no_grad():
             next_action, next_log_prob = self.actor.sample(batch.next_obs)
@@ -96,7 +99,6 @@ class REDQ(Learner):
             target = td_target(batch.reward, batch.discount, batch.terminated, next_value)
         return critic_loss(self.critic(batch.obs, batch.action), target)
 
-    @compilable
     def _actor_loss(self, obs: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor, Metrics]:
         action, log_prob = self.actor.sample(obs)
         q = self.critic(obs, action, frozen=True).mean(0)

@@ -18,9 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rlx.compiling import compilable
 from rlx.errors import require
 from rlx.learner import AlgoConfig, Learner
-from rlx.nn import Adam, Critic, GaussianActor, compilable, polyak, target_of
+from rlx.nn import Adam, Critic, GaussianActor, polyak, target_of
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
@@ -82,7 +83,10 @@ class SAC(Learner):
 
     def update(self, batch: Batch) -> Metrics:
         self.updates += 1
-        batch = self.normalized(batch)
+        return self._learn(self.normalized(batch))
+
+    @compilable
+    def _learn(self, batch: Batch) -> Metrics:
         alpha = self.log_alpha.detach().exp()
 
         loss, metrics = self._critic_loss(batch, alpha)
@@ -95,7 +99,6 @@ class SAC(Learner):
         polyak(self.targets, self.online, self.cfg.tau)
         return metrics
 
-    @compilable
     def _critic_loss(self, batch: Batch, alpha: Tensor) -> tuple[Tensor, Metrics]:
         with torch.no_grad():
             next_action, next_log_prob = self.actor.sample(batch.next_obs)
@@ -103,7 +106,6 @@ class SAC(Learner):
             target = td_target(batch.reward, batch.discount, batch.terminated, next_value)
         return critic_loss(self.critic(batch.obs, batch.action), target)
 
-    @compilable
     def _actor_loss(self, obs: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor, Metrics]:
         action, log_prob = self.actor.sample(obs)
         q = self.critic(obs, action, frozen=True).min(0).values  # cheaper gradients than amin

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from rlx.algos.td3_bc import critic_loss, smoothed
+from rlx.compiling import compilable
 from rlx.errors import require
 from rlx.learner import AlgoConfig, Learner
-from rlx.nn import Adam, Critic, DeterministicActor, compilable, polyak, target_of
+from rlx.nn import Adam, Critic, DeterministicActor, polyak, target_of
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
@@ -75,17 +76,19 @@ class TD3(Learner):
 
     def update(self, batch: Batch) -> Metrics:
         self.updates += 1
-        batch = self.normalized(batch)
+        return self._learn(self.normalized(batch), self.due(self.cfg.policy_delay))
+
+    @compilable
+    def _learn(self, batch: Batch, improve: bool) -> Metrics:
         loss, metrics = self._critic_loss(batch)
         self.optimizers["critic"].minimize(loss)
-        if self.due(self.cfg.policy_delay):
+        if improve:
             loss, actor_metrics = self._actor_loss(batch.obs)
             self.optimizers["actor"].minimize(loss)
             metrics |= actor_metrics
             polyak(self.targets, self.online, self.cfg.tau)
         return metrics
 
-    @compilable
     def _critic_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
         with torch.no_grad():
             next_action = smoothed(self.target_actor(batch.next_obs), self.cfg.target_noise, self.cfg.target_noise_clip)
@@ -93,6 +96,5 @@ class TD3(Learner):
             target = td_target(batch.reward, batch.discount, batch.terminated, next_value)
         return critic_loss(self.critic(batch.obs, batch.action), target)
 
-    @compilable
     def _actor_loss(self, obs: Tensor) -> tuple[Tensor, Metrics]:
         return actor_loss(self.critic(obs, self.actor(obs), frozen=True, members=slice(1))[0])

@@ -14,9 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rlx.compiling import compilable
 from rlx.errors import require
 from rlx.learner import AlgoConfig, Learner
-from rlx.nn import Adam, Critic, DeterministicActor, compilable, polyak, target_of
+from rlx.nn import Adam, Critic, DeterministicActor, noise_like, polyak, target_of
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
@@ -52,7 +53,7 @@ def td3_bc_loss(q: Tensor, pi: Tensor, action: Tensor, alpha: float) -> tuple[Te
 
 def smoothed(action: Tensor, std: float, clip: float) -> Tensor:
     """The target policy's action under clipped noise, inside [-1, 1]."""
-    noise = (torch.randn_like(action) * std).clamp(-clip, clip)
+    noise = (noise_like(action) * std).clamp(-clip, clip)
     return (action + noise).clamp(-1.0, 1.0)
 
 
@@ -88,17 +89,19 @@ class TD3BC(Learner):
 
     def update(self, batch: Batch) -> Metrics:
         self.updates += 1
-        batch = self.normalized(batch)
+        return self._learn(self.normalized(batch), self.due(self.cfg.policy_delay))
+
+    @compilable
+    def _learn(self, batch: Batch, improve: bool) -> Metrics:
         loss, metrics = self._critic_loss(batch)
         self.optimizers["critic"].minimize(loss)
-        if self.due(self.cfg.policy_delay):
+        if improve:
             loss, actor_metrics = self._actor_loss(batch)
             self.optimizers["actor"].minimize(loss)
             metrics |= actor_metrics
             polyak(self.targets, self.online, self.cfg.tau)
         return metrics
 
-    @compilable
     def _critic_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
         with torch.no_grad():
             next_action = smoothed(self.target_actor(batch.next_obs), self.cfg.target_noise, self.cfg.target_noise_clip)
@@ -106,7 +109,6 @@ class TD3BC(Learner):
             target = td_target(batch.reward, batch.discount, batch.terminated, next_value)
         return critic_loss(self.critic(batch.obs, batch.action), target)
 
-    @compilable
     def _actor_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
         pi = self.actor(batch.obs)
         q = self.critic(batch.obs, pi, frozen=True, members=slice(1))[0]

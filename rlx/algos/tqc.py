@@ -22,9 +22,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rlx.algos.sac import actor_loss, alpha_loss
+from rlx.compiling import compilable
 from rlx.errors import require
 from rlx.learner import AlgoConfig, Learner
-from rlx.nn import MLP, Adam, GaussianActor, compilable, polyak, target_of
+from rlx.nn import MLP, Adam, GaussianActor, polyak, target_of
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
@@ -94,7 +95,7 @@ class QuantileCritic(MLP):
         super().__init__([obs_dim + action_dim, *hidden, quantiles], ensemble=n)
 
     def forward(self, obs: Tensor, action: Tensor, frozen: bool = False) -> Tensor:  # type: ignore[override]
-        return super().forward(torch.cat([obs, action], -1), frozen)
+        return super().forward(obs, action, frozen)
 
 
 class TQC(Learner):
@@ -129,7 +130,10 @@ class TQC(Learner):
 
     def update(self, batch: Batch) -> Metrics:
         self.updates += 1
-        batch = self.normalized(batch)
+        return self._learn(self.normalized(batch))
+
+    @compilable
+    def _learn(self, batch: Batch) -> Metrics:
         alpha = self.log_alpha.detach().exp()
 
         loss, metrics = self._critic_loss(batch, alpha)
@@ -142,7 +146,6 @@ class TQC(Learner):
         polyak(self.targets, self.online, self.cfg.tau)
         return metrics
 
-    @compilable
     def _critic_loss(self, batch: Batch, alpha: Tensor) -> tuple[Tensor, Metrics]:
         with torch.no_grad():
             next_action, next_log_prob = self.actor.sample(batch.next_obs)
@@ -152,7 +155,6 @@ class TQC(Learner):
             target = td_target(reward, discount, terminated, next_values)  # [B, m], still in order
         return critic_loss(self.critic(batch.obs, batch.action), target)
 
-    @compilable
     def _actor_loss(self, obs: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor, Metrics]:
         action, log_prob = self.actor.sample(obs)
         q = self.critic(obs, action, frozen=True).mean((0, 2))

@@ -26,9 +26,10 @@ from rlx.algos.ppo import (
     running_moments,
     standardized,
 )
+from rlx.compiling import compilable
 from rlx.distributions import Perceptron, Policy
 from rlx.learner import AlgoConfig, Learner
-from rlx.nn import Adam, compilable
+from rlx.nn import Adam
 from rlx.types import Metrics, Rollout, Spec
 
 
