@@ -1,7 +1,7 @@
 """Updates per second of our learners, side by side with other libraries and with the bare matrix products.
 
     python benchmarks/speed.py [case ...] [--threads 1 2] [--rounds 3] [--seconds 2] [--peer-python PYTHON ...]
-                               [--compiled] [--cpu-time]
+                               [--against LIBRARY ...] [--compiled] [--cpu-time]
 
 Every measurement is a process of its own, since thread counts are global to a process; the contestants take turns, and
 what counts is the best of the rounds. All of them learn on the CPU from random transitions (obs 17, action 6, batch
@@ -10,9 +10,9 @@ of its time on that, `d3rlpy_drawn` is d3rlpy on minibatches that were drawn bef
 128 as RL Zoo has it for DQN, the updates are asked for in one call. `gemm` runs the matrix products of one update of
 the algorithm and nothing else.
 
-The other libraries come from PyPI: pip install stable-baselines3 sb3-contrib sbx-rl d3rlpy, here or in environments
-that `--peer-python` names. A library that is not installed is left out, and said so. Where other work shares the cores,
-`--cpu-time` counts the processor's time instead of the clock's; it is meant for one thread.
+The other libraries come from PyPI: pip install stable-baselines3 sb3-contrib sbx-rl tianshou d3rlpy, here or in
+environments that `--peer-python` names. A library that is not installed is left out, and said so. Where other work
+shares the cores, `--cpu-time` counts the processor's time instead of the clock's; it is meant for one thread.
 """
 
 from __future__ import annotations
@@ -48,14 +48,20 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "sac": Case(peers=("gemm", "sb3", "sbx", "d3rlpy", "d3rlpy_drawn")),
-    "td3": Case(peers=("gemm", "sb3", "sbx", "d3rlpy", "d3rlpy_drawn")),
-    "ddpg": Case(peers=("gemm", "sb3", "sbx", "d3rlpy", "d3rlpy_drawn")),
+    "sac": Case(peers=("gemm", "sb3", "sbx", "tianshou", "d3rlpy", "d3rlpy_drawn")),
+    "td3": Case(peers=("gemm", "sb3", "sbx", "tianshou", "d3rlpy", "d3rlpy_drawn")),
+    "ddpg": Case(peers=("gemm", "sb3", "sbx", "tianshou", "d3rlpy", "d3rlpy_drawn")),
     "tqc": Case(peers=("gemm", "sb3_contrib", "sbx")),
     "crossq": Case(peers=("sb3_contrib", "sbx")),
     "redq": Case(updates=20, peers=("gemm", "sbx")),
     "rlpd": Case(updates=20, peers=("gemm", "sbx")),
-    "dqn": Case(obs=4, actions=2, discrete=True, batch_size=32, peers=("gemm", "sb3", "sbx", "d3rlpy", "d3rlpy_drawn")),
+    "dqn": Case(
+        obs=4,
+        actions=2,
+        discrete=True,
+        batch_size=32,
+        peers=("gemm", "sb3", "sbx", "tianshou", "d3rlpy", "d3rlpy_drawn"),
+    ),
     "dqn_burst": Case(
         obs=4, actions=2, discrete=True, batch_size=32, updates=128, peers=("gemm", "sb3", "sbx"), algo="dqn"
     ),
@@ -174,6 +180,53 @@ def sbx(name: str, case: Case) -> Call:
     return of_the_sb3_family("sbx", name, case)
 
 
+def tianshou(name: str, case: Case) -> Call:
+    """Algorithms, networks and replay are put together by the user, here with the defaults of each."""
+    algos = importlib.import_module("tianshou.algorithm.modelfree." + name)
+    ddpg = importlib.import_module("tianshou.algorithm.modelfree.ddpg")
+    continuous = importlib.import_module("tianshou.utils.net.continuous")
+    data = importlib.import_module("tianshou.data")
+    net = importlib.import_module("tianshou.utils.net.common").Net
+    adam = importlib.import_module("tianshou.algorithm.optim").AdamOptimizerFactory
+    training = importlib.import_module("tianshou.utils.torch_utils").policy_within_training_step
+    space, hidden = fake_env(case).action_space, [WIDTH, WIDTH]
+    body = net(state_shape=case.obs, hidden_sizes=hidden)
+    optimizers = {"policy_optim": adam(), "critic_optim": adam()}
+
+    def critic() -> Any:
+        both = net(state_shape=case.obs, action_shape=case.actions, hidden_sizes=hidden, concat=True)
+        return continuous.ContinuousCritic(preprocess_net=both)
+
+    if name == "dqn":
+        model = net(state_shape=case.obs, action_shape=case.actions, hidden_sizes=hidden)
+        policy = algos.DiscreteQLearningPolicy(model=model, action_space=space)
+        algorithm = algos.DQN(policy=policy, optim=adam(), target_update_freq=500, is_double=False)
+    elif name == "sac":
+        actor = continuous.ContinuousActorProbabilistic(
+            preprocess_net=body, action_shape=case.actions, unbounded=True, conditioned_sigma=True
+        )
+        alpha = algos.AutoAlpha(-float(case.actions), 0.0, adam())
+        policy = algos.SACPolicy(actor=actor, action_space=space)
+        algorithm = algos.SAC(policy=policy, critic=critic(), critic2=critic(), alpha=alpha, **optimizers)
+    else:
+        actor = continuous.ContinuousActorDeterministic(preprocess_net=body, action_shape=case.actions)
+        policy = ddpg.ContinuousDeterministicPolicy(actor=actor, action_space=space)
+        two = {"critic2": critic()} if name == "td3" else {}
+        algorithm = getattr(algos, name.upper())(policy=policy, critic=critic(), **two, **optimizers)
+    columns = transitions(case)
+    buffer = data.ReplayBuffer(ROWS)
+    for i in range(ROWS):
+        row = {k: columns[v][i] for k, v in TIANSHOU.items()}
+        buffer.add(data.Batch(info={}, **row))
+
+    def call() -> None:
+        with training(algorithm.policy):
+            for _ in range(case.updates):
+                algorithm.update(buffer, case.batch_size)
+
+    return call
+
+
 def d3rlpy(name: str, case: Case, drawn: int = 0) -> Call:
     """With the sampling of its minibatches, or on `drawn` of them in turn."""
     algos = importlib.import_module("d3rlpy.algos")
@@ -194,6 +247,10 @@ def d3rlpy(name: str, case: Case, drawn: int = 0) -> Call:
 def d3rlpy_drawn(name: str, case: Case) -> Call:
     return d3rlpy(name, case, drawn=20)
 
+
+# columns of its replay, and what we call them
+TIANSHOU = {"obs": "obs", "act": "action", "rew": "reward", "obs_next": "next_obs"}
+TIANSHOU |= {"terminated": "terminated", "truncated": "truncated"}
 
 Pass = tuple[tuple[int, ...], int, str, int]  # sizes of a network, members, what is computed, rows per row of the batch
 
@@ -274,10 +331,11 @@ CONTESTANTS: dict[str, Callable[[str, Case], Call]] = {
     "sb3": sb3,
     "sb3_contrib": sb3_contrib,
     "sbx": sbx,
+    "tianshou": tianshou,
     "d3rlpy": d3rlpy,
     "d3rlpy_drawn": d3rlpy_drawn,
 }
-PEERS = ("sb3", "sb3_contrib", "sbx", "d3rlpy", "d3rlpy_drawn")
+PEERS = ("sb3", "sb3_contrib", "sbx", "tianshou", "d3rlpy", "d3rlpy_drawn")
 
 
 def work(contestant: str, name: str, threads: int, seconds: float, clock: Callable[[], float]) -> None:
@@ -331,7 +389,7 @@ def compete(args: argparse.Namespace) -> dict[tuple[str, int], dict[str, float]]
     skipped: dict[tuple[str, str], str] = {}
     ours = ("rlx", "rlx_compiled") if args.compiled else ("rlx",)
     for _, threads, name in itertools.product(range(args.rounds), args.threads, args.cases):
-        for contestant in (*ours, *CASES[name].peers):
+        for contestant in (*ours, *(peer for peer in CASES[name].peers if peer in args.against)):
             if (contestant, name) in skipped:
                 continue
             found = measure(contestant, name, threads, args)
@@ -368,6 +426,7 @@ def main() -> None:
     parser.add_argument(
         "--peer-python", nargs="+", default=[sys.executable], help="interpreters that have the other libraries"
     )
+    parser.add_argument("--against", nargs="*", choices=("gemm", *PEERS), default=("gemm", *PEERS))
     parser.add_argument("--compiled", action="store_true", help="measure ours with compile=true, too")
     parser.add_argument("--cpu-time", action="store_true", help="count processor time; for one thread")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)

@@ -7,6 +7,7 @@ its matrix products and few passes over memory around them, and next to nothing 
 from __future__ import annotations
 
 import functools
+import logging
 import sysconfig
 import types
 from collections.abc import Callable, Sequence
@@ -16,6 +17,8 @@ from typing import Any
 import torch
 
 from rlx.errors import UserError
+
+log = logging.getLogger("rlx")
 
 
 def compilable(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -40,6 +43,7 @@ def compilable(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def compiled(method: Callable[..., Any]) -> Callable[..., Any]:
     """A compiled copy of a method; a copy, since torch keeps what it compiled with the code, for all who run it."""
+    log.info("Compiling the update: up to a minute, and a few seconds where the same sizes were compiled before.")
     config: Any = torch._dynamo.config
     config.trace_autograd_ops = True
     function: Any = method

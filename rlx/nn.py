@@ -155,17 +155,14 @@ class HandWrittenMLP(torch.autograd.Function):
             found = [weight_grad, bias_grad, *extra, *found]
             if i > 0:
                 grad = product(grad, layer.weight.mT)
-        return *input_grads(ctx, grad, layers[0].weight, x, action), None, None, *found
+        return *input_grads(ctx, grad, layers[0].weight, x), None, None, *found
 
 
-def input_grads(
-    ctx: Any, grad: Tensor, weight: Tensor, x: Tensor, action: Tensor | None
-) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of x and action, where they are wanted, from that behind the first layer."""
+def input_grads(ctx: Any, grad: Tensor, weight: Tensor, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of x and of the action, where they are wanted, from that behind the first layer."""
 
     def of(columns: Tensor) -> Tensor:
-        # few columns: the transposed product is the faster one
-        found = torch.matmul(columns, grad.mT).mT
+        found = torch.matmul(columns, grad.mT).mT  # transposed, since observations and actions have few columns
         return found.sum(0) if grad.dim() > x.dim() else found
 
     n, (by_x, by_action) = x.shape[-1], ctx.needs_input_grad[:2]
