@@ -213,11 +213,11 @@ def tianshou(name: str, case: Case) -> Call:
         policy = ddpg.ContinuousDeterministicPolicy(actor=actor, action_space=space)
         two = {"critic2": critic()} if name == "td3" else {}
         algorithm = getattr(algos, name.upper())(policy=policy, critic=critic(), **two, **optimizers)
-    columns = transitions(case)
+    names = {"action": "act", "reward": "rew", "next_obs": "obs_next"}
+    columns = {names.get(name, name): column for name, column in transitions(case).items()}
     buffer = data.ReplayBuffer(ROWS)
     for i in range(ROWS):
-        row = {k: columns[v][i] for k, v in TIANSHOU.items()}
-        buffer.add(data.Batch(info={}, **row))
+        buffer.add(data.Batch(info={}, **{name: column[i] for name, column in columns.items()}))
 
     def call() -> None:
         with training(algorithm.policy):
@@ -247,10 +247,6 @@ def d3rlpy(name: str, case: Case, drawn: int = 0) -> Call:
 def d3rlpy_drawn(name: str, case: Case) -> Call:
     return d3rlpy(name, case, drawn=20)
 
-
-# columns of its replay, and what we call them
-TIANSHOU = {"obs": "obs", "act": "action", "rew": "reward", "obs_next": "next_obs"}
-TIANSHOU |= {"terminated": "terminated", "truncated": "truncated"}
 
 Pass = tuple[tuple[int, ...], int, str, int]  # sizes of a network, members, what is computed, rows per row of the batch
 
