@@ -35,6 +35,7 @@ from torch import Tensor
 
 from rlx.data.replay import Layout, Replay
 from rlx.errors import UserError
+from rlx.files import fsync_folder, write_atomically
 from rlx.types import Goal, Spec
 
 log = logging.getLogger("rlx")
@@ -62,25 +63,6 @@ class Checkpoint:
         cls, cfg: DictConfig, spec: Spec, state: dict[str, Any], tensors: dict[str, dict[str, Tensor]]
     ) -> Checkpoint:
         return cls(OmegaConf.to_yaml(cfg, resolve=False), spec, state, tensors)
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write beside, fsync, rename: readers see the old bytes or the new ones."""
-    beside = path.with_name(f".{path.name}.writing")
-    with open(beside, "wb") as f:
-        f.write(data)
-        f.flush()
-        os.fsync(f.fileno())
-    os.replace(beside, path)
-    fsync_folder(path.parent)
-
-
-def fsync_folder(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _entry(data: bytes) -> dict[str, Any]:

@@ -25,7 +25,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from rlx.callbacks.bus import Callback, CallbackBus
-from rlx.checkpoint import CheckpointStore, DamagedCheckpoint, find_checkpoint, read_folder, write_atomically
+from rlx.checkpoint import CheckpointStore, DamagedCheckpoint, find_checkpoint, read_folder
 from rlx.config import (
     check_regime,
     check_seed,
@@ -45,6 +45,7 @@ from rlx.data.sources import finish, load_transition_dataset
 from rlx.envs import make_env, make_vector_env, spec_of
 from rlx.envs.factory import EnvConfig
 from rlx.errors import UserError
+from rlx.files import write_atomically
 from rlx.learner import Learner
 from rlx.nn import keep_freed_memory
 from rlx.paths import conf_dir

@@ -17,8 +17,8 @@ import yaml
 from helpers import rows, signalled, tiny
 
 import rlx
-from rlx.checkpoint import write_atomically
 from rlx.cli import main
+from rlx.files import write_atomically
 
 TINY = tiny("off_policy")
 

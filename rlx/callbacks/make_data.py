@@ -30,11 +30,11 @@ from omegaconf import OmegaConf
 
 from rlx.callbacks.bus import Callback
 from rlx.callbacks.metrics import INTERRUPTED
-from rlx.checkpoint import write_atomically
 from rlx.data.collect import collect_episodes, episodes_of_rows
 from rlx.data.minari import Episode, load_episodes, minari_root, write_minari
 from rlx.envs.factory import make_vector_env
 from rlx.errors import UserError
+from rlx.files import write_atomically
 from rlx.rng import seeded
 
 if TYPE_CHECKING:
