@@ -162,14 +162,12 @@ def evaluation_seeds(seed: int) -> list[int]:
     return [int(s) for s in np.random.SeedSequence(own).generate_state(EPISODES)]
 
 
-def run_sb3(algo: str, env: str, seed: int) -> Points:
-    import gymnasium as gym
+def evaluate_on_the_way(model: Any, eval_env: Any, steps: int, seed: int) -> Points:
+    """Train a model of Stable-Baselines3; its evaluations, where and as ours are."""
     from stable_baselines3.common.callbacks import BaseCallback
 
     points: Points = []
-    steps = SETTINGS[f"{algo}/{env}"]["steps"]
-    every = steps // EVALUATIONS
-    model, eval_env, seeds = make_peer(algo, env, seed), gym.make(ENVS[env]), evaluation_seeds(seed)
+    every, seeds = steps // EVALUATIONS, evaluation_seeds(seed)
     normalizer = model.get_vec_normalize_env()
 
     def act(obs: np.ndarray) -> Any:
@@ -183,6 +181,13 @@ def run_sb3(algo: str, env: str, seed: int) -> Points:
 
     model.learn(steps, callback=Evaluate())
     return [*points[: EVALUATIONS - 1], [steps, play(act, eval_env, seeds)]]
+
+
+def run_sb3(algo: str, env: str, seed: int) -> Points:
+    import gymnasium as gym
+
+    steps = SETTINGS[f"{algo}/{env}"]["steps"]
+    return evaluate_on_the_way(make_peer(algo, env, seed), gym.make(ENVS[env]), steps, seed)
 
 
 def main() -> None:
