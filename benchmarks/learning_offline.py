@@ -3,9 +3,10 @@
     python benchmarks/learning_offline.py --data DATA_FOLDER [--cases td3_bc/hopper ...] [--seeds 5] [--jobs 2]
                                           [--peer-python PYTHON] [--table]
 
-DATA_FOLDER holds pendulum-rllib-sac-medium.npz, gen-hopper-v5-medium.npz and gen-halfcheetah-v5-medium.npz. Both
-libraries standardise observations and scale actions to [-1, 1]. What a run reached is the mean return of 10
-deterministic episodes from the same seeds after the last update. Prints the interquartile mean over seeds with a 95 %
+DATA_FOLDER holds the files named in SETS. Both libraries standardise observations and scale actions to [-1, 1]. An
+evaluation is the mean return of 10 deterministic episodes, from the same seeds in both. On the small sets there is one
+after the last update; on the broad `mixed_*` ones, where returns swing from checkpoint to checkpoint, there are four on
+the way, and what a run reached is the mean of the last two. Prints the interquartile mean over seeds with a 95 %
 bootstrap interval; runs go to docs/benchmarks/learning_offline.json, and those that are there already are not made
 again. The peer (pip install d3rlpy, then 'gymnasium[mujoco]') may live in an environment that --peer-python names.
 """
@@ -13,20 +14,24 @@ again. The peer (pip install d3rlpy, then 'gymnasium[mujoco]') may live in an en
 from __future__ import annotations
 
 import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from side_by_side import OUT, Points, Store, arguments, compare, play
+from side_by_side import OUT, Points, Store, arguments, compare, evaluation_seeds, play, train_rlx
 
+# our preset, the file
 SETS = {
-    "pendulum": ("pendulum-rllib-sac-medium.npz", "Pendulum-v1"),
-    "hopper": ("gen-hopper-v5-medium.npz", "Hopper-v5"),
-    "halfcheetah": ("gen-halfcheetah-v5-medium.npz", "HalfCheetah-v5"),
+    "pendulum": ("pendulum", "pendulum-rllib-sac-medium.npz"),
+    "hopper": ("hopper", "gen-hopper-v5-medium.npz"),
+    "halfcheetah": ("halfcheetah", "gen-halfcheetah-v5-medium.npz"),
+    "mixed_hopper": ("hopper", "mixed-hopper-v5.npz"),
+    "mixed_halfcheetah": ("halfcheetah", "mixed-halfcheetah-v5.npz"),
 }
-EVAL_SEEDS = [int(s) for s in np.random.SeedSequence(7).generate_state(10)]
-COMMON: dict[str, Any] = {"updates": 3_000, "hidden": 64, "batch_size": 128, "lr": 1e-3}
+ENVS = {"pendulum": "Pendulum-v1", "hopper": "Hopper-v5", "halfcheetah": "HalfCheetah-v5"}
+SMALL: dict[str, Any] = {"updates": 3_000, "hidden": 64, "batch_size": 128, "lr": 1e-3}
+BROAD: dict[str, Any] = {"updates": 5_000, "hidden": 256, "batch_size": 256, "lr": 3e-4, "evaluations": 4}
+SLOW = {"cql": 2_000, "cal_ql": 2_000}  # updates on the broad sets of those that take ten times as long
 # hyperparameters by our names, then by d3rlpy's; everything else is the default of both
 ALGOS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "bc": ("BC", {}, {}),
@@ -49,30 +54,34 @@ ALGOS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
          "n_action_samples": 100},
     ),
 }  # fmt: skip
-SETTINGS = {f"{algo}/{name}": {**COMMON, **ALGOS[algo][1]} for name in SETS for algo in ALGOS}
+SETTINGS = {
+    f"{algo}/{name}": {
+        **(BROAD | ({"updates": SLOW[algo]} if algo in SLOW else {}) if name.startswith("mixed") else SMALL),
+        **ALGOS[algo][1],
+    }
+    for name in SETS
+    for algo in ALGOS
+}
 
 
-def run_rlx(algo: str, name: str, path: Path, seed: int) -> float:
-    import gymnasium as gym
-
-    import rlx
+def run_rlx(algo: str, name: str, path: Path, seed: int) -> Points:
     from rlx.config import schemas
 
-    h = COMMON["hidden"]
+    s = SETTINGS[f"{algo}/{name}"]
     fields = schemas()[f"algo/{algo}"].__dataclass_fields__
     rates = [f for f in fields if f == "lr" or (f.endswith("_lr") and f != "multiplier_lr")]
-    own = {**dict.fromkeys(rates, COMMON["lr"]), **ALGOS[algo][1], "batch_size": COMMON["batch_size"]}
-    with tempfile.TemporaryDirectory() as folder:
-        result = rlx.train(
-            f"algo={algo}", f"env={name}", "~algo_env", "dataset=npz", f"dataset.path={path}", "threads=1",
-            "logger=none", f"trainer.max_updates={COMMON['updates']}", "trainer.checkpoint_interval=0",
-            "~callbacks.evaluate", "~callbacks.progress", f"algo.hidden=[{h},{h}]", "algo.normalize_obs=true",
-            *(f"algo.{key}={value}" for key, value in own.items()), run_dir=Path(folder) / "run", seed=seed,
-        )  # fmt: skip
-        return play(result.policy.act, gym.make(SETS[name][1]), EVAL_SEEDS)
+    own = {**dict.fromkeys(rates, s["lr"]), **ALGOS[algo][1], "batch_size": s["batch_size"]}
+    overrides = [
+        f"algo={algo}", f"env={SETS[name][0]}", "~algo_env", "dataset=npz", f"dataset.path={path}", "threads=1",
+        "logger=jsonl", f"trainer.max_updates={s['updates']}", "trainer.checkpoint_interval=0",
+        "trainer.eval_episodes=10", f"trainer.eval_interval={s['updates'] // s.get('evaluations', 1)}",
+        "~callbacks.progress", f"algo.hidden=[{s['hidden']},{s['hidden']}]", "algo.normalize_obs=true",
+        *(f"algo.{key}={value}" for key, value in own.items()),
+    ]  # fmt: skip
+    return train_rlx(overrides, seed)
 
 
-def run_d3rlpy(algo: str, name: str, path: Path, seed: int) -> float:
+def run_d3rlpy(algo: str, name: str, path: Path, seed: int) -> Points:
     import d3rlpy
     import gymnasium as gym
     import torch
@@ -81,7 +90,8 @@ def run_d3rlpy(algo: str, name: str, path: Path, seed: int) -> float:
 
     torch.set_num_threads(1)
     d3rlpy.seed(seed)
-    env = gym.make(SETS[name][1])
+    s = SETTINGS[f"{algo}/{name}"]
+    env = gym.make(ENVS[SETS[name][0]])
     low, high = env.action_space.low, env.action_space.high
     data = np.load(path)
     dataset = d3rlpy.dataset.MDPDataset(
@@ -89,18 +99,19 @@ def run_d3rlpy(algo: str, name: str, path: Path, seed: int) -> float:
         timeouts=data["truncations"],
     )  # fmt: skip
     cls = getattr(d3rlpy.algos, f"{ALGOS[algo][0]}Config")
-    encoder = VectorEncoderFactory([COMMON["hidden"]] * 2)
+    encoder = VectorEncoderFactory([s["hidden"]] * 2)
     values = {f: encoder for f in cls.__dataclass_fields__ if f.endswith("encoder_factory")}
     rates = [f for f in cls.__dataclass_fields__ if f.endswith("learning_rate") and f != "alpha_learning_rate"]
     learner = cls(
-        batch_size=COMMON["batch_size"], observation_scaler=StandardObservationScaler(),
-        action_scaler=MinMaxActionScaler(low, high), **values, **dict.fromkeys(rates, COMMON["lr"]), **ALGOS[algo][2],
+        batch_size=s["batch_size"], observation_scaler=StandardObservationScaler(),
+        action_scaler=MinMaxActionScaler(low, high), **values, **dict.fromkeys(rates, s["lr"]), **ALGOS[algo][2],
     ).create()  # fmt: skip
-    learner.fit(
-        dataset, n_steps=COMMON["updates"], n_steps_per_epoch=COMMON["updates"], show_progress=False,
+    every, seeds = s["updates"] // s.get("evaluations", 1), evaluation_seeds(seed)
+    epochs = learner.fitter(
+        dataset, n_steps=s["updates"], n_steps_per_epoch=every, show_progress=False,
         logger_adapter=d3rlpy.logging.NoopAdapterFactory(),
     )  # fmt: skip
-    return play(lambda obs: learner.predict(obs[None])[0], env, EVAL_SEEDS)
+    return [[i * every, play(lambda obs: learner.predict(obs[None])[0], env, seeds)] for i, _ in epochs]
 
 
 def main() -> None:
@@ -111,10 +122,9 @@ def main() -> None:
         library, case, seed = args.work
         algo, name = case.split("/")
         run = run_rlx if library == "rlx" else run_d3rlpy
-        points: Points = [[COMMON["updates"], run(algo, name, args.data / SETS[name][0], int(seed))]]
-        print("RESULT " + json.dumps(points))
+        print("RESULT " + json.dumps(run(algo, name, args.data / SETS[name][1], int(seed))))
         return
-    for name, (file, _) in SETS.items():
+    for name, (_, file) in SETS.items():
         data = np.load(args.data / file)
         ends = (data["terminations"] + data["truncations"]) > 0
         print(f"{name}: the data's mean return is {data['rewards'].sum() / ends.sum():.1f}")

@@ -16,7 +16,7 @@ import json
 from typing import Any
 
 import numpy as np
-from side_by_side import OUT, Points, Store, arguments, compare, draw, play, train_rlx
+from side_by_side import OUT, Points, Store, arguments, compare, draw, evaluation_seeds, play, train_rlx
 
 ENVS = {"pendulum": "Pendulum-v1", "cartpole": "CartPole-v1", "hopper": "Hopper-v5"}
 EVALUATIONS, EPISODES = 10, 10
@@ -156,18 +156,12 @@ def make_peer(algo: str, env: str, seed: int) -> Any:
     return cls("MlpPolicy", envs, seed=seed, device="cpu", **found)
 
 
-def evaluation_seeds(seed: int) -> list[int]:
-    """Where the evaluation episodes of a run of ours with this seed begin."""
-    own = int(np.random.SeedSequence([seed, 0xE7A1]).generate_state(1)[0])
-    return [int(s) for s in np.random.SeedSequence(own).generate_state(EPISODES)]
-
-
 def evaluate_on_the_way(model: Any, eval_env: Any, steps: int, seed: int) -> Points:
     """Train a model of Stable-Baselines3; its evaluations, where and as ours are."""
     from stable_baselines3.common.callbacks import BaseCallback
 
     points: Points = []
-    every, seeds = steps // EVALUATIONS, evaluation_seeds(seed)
+    every, seeds = steps // EVALUATIONS, evaluation_seeds(seed, EPISODES)
     normalizer = model.get_vec_normalize_env()
 
     def act(obs: np.ndarray) -> Any:

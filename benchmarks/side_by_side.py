@@ -55,7 +55,13 @@ def train_rlx(overrides: Sequence[str], seed: int) -> Points:
         run_dir = Path(folder) / "run"
         rlx.train(*overrides, run_dir=run_dir, seed=seed)
         rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [[r["env_steps"], r["eval/return_mean"]] for r in rows if r["kind"] == "eval"]
+    return [[r["env_steps"] or r["updates"], r["eval/return_mean"]] for r in rows if r["kind"] == "eval"]
+
+
+def evaluation_seeds(seed: int, episodes: int = 10) -> list[int]:
+    """Where the evaluation episodes of a run of ours with this seed begin."""
+    own = int(np.random.SeedSequence([seed, 0xE7A1]).generate_state(1)[0])
+    return [int(s) for s in np.random.SeedSequence(own).generate_state(episodes)]
 
 
 def play(act: Callable[[np.ndarray], Any], env: Any, seeds: Iterable[int]) -> float:
