@@ -43,7 +43,7 @@ class A2CConfig(AlgoConfig):
     max_grad_norm: float = 0.5  # of policy and value function together
     square_decay: float = 0.99  # of RMSprop: memory of the mean square
     eps: float = 1e-5  # added to the root of the mean square
-    log_std_init: float = 0.0  # of box actions
+    log_std_init: float | None = None  # of box actions scaled to [-1, 1]; None: a std of 1 in the env's units, or less
 
 
 def a2c_loss(

@@ -51,7 +51,7 @@ class PPOConfig(AlgoConfig):
     value_coef: float = 0.5
     max_grad_norm: float = 0.5  # of policy and value function together
     target_kl: float | None = None  # stop the epochs once KL(old | new) of a minibatch exceeds 1.5 times this
-    log_std_init: float = 0.0  # of box actions
+    log_std_init: float | None = None  # of box actions scaled to [-1, 1]; None: a std of 1 in the env's units, or less
 
 
 RULES: dict[str, Callable[[float], bool]] = {

@@ -49,7 +49,7 @@ class TRPOConfig(AlgoConfig):
     line_search_steps: int = 10
     line_search_shrink: float = 0.8
     normalize_advantage: bool = True  # over the rollout
-    log_std_init: float = 0.0  # of box actions
+    log_std_init: float | None = None  # of box actions scaled to [-1, 1]; None: a std of 1 in the env's units, or less
 
 
 def conjugate_gradient(
