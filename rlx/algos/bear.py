@@ -27,7 +27,7 @@ from rlx.algos.bcq import soft_min
 from rlx.algos.td3_bc import critic_loss
 from rlx.compiling import compilable
 from rlx.errors import require
-from rlx.learner import AlgoConfig, Learner
+from rlx.learner import ActorCriticConfig, Learner
 from rlx.nn import Adam, Critic, GaussianActor, polyak, target_of
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
@@ -44,7 +44,7 @@ class Kernel(str, Enum):
 
 
 @dataclass
-class BEARConfig(AlgoConfig):
+class BEARConfig(ActorCriticConfig):
     _target_: str = "rlx.algos.bear.BEAR"
     name: str = "bear"
     actor_lr: float = 1e-4
@@ -106,8 +106,8 @@ class BEAR(Learner):
         super().__init__(cfg, spec)
         check(cfg)
         self.vae = VAE(spec.obs_dim, spec.action_dim, cfg.vae_hidden)
-        self.actor = GaussianActor(spec.obs_dim, spec.action_dim, cfg.hidden)
-        self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.hidden)
+        self.actor = GaussianActor(spec.obs_dim, spec.action_dim, cfg.actor_layers)
+        self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.critic_layers)
         self.target_actor, self.target_critic = target_of(self.actor), target_of(self.critic)
         self.log_multiplier = torch.nn.Parameter(torch.tensor(math.log(cfg.multiplier)))
         self.register_buffer("eval_noise", torch.randn(cfg.eval_candidates, 1, spec.action_dim))

@@ -24,7 +24,7 @@ from rlx.algos.sac import actor_loss, alpha_loss
 from rlx.algos.td3_bc import critic_loss
 from rlx.compiling import compilable
 from rlx.errors import require
-from rlx.learner import AlgoConfig, Learner
+from rlx.learner import ActorCriticConfig, Learner
 from rlx.nn import Adam, Critic, GaussianActor, polyak, squashed_sample, target_of
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
@@ -33,7 +33,7 @@ MAX_MULTIPLIER = 1e6
 
 
 @dataclass
-class CQLConfig(AlgoConfig):
+class CQLConfig(ActorCriticConfig):
     _target_: str = "rlx.algos.cql.CQL"
     name: str = "cql"
     actor_lr: float = 1e-4
@@ -95,8 +95,8 @@ class CQL(Learner):
             threshold is None or threshold >= 0.0,
             f"algo.lagrange_threshold is {threshold}; use 0 or more, as 5, or null for a fixed weight.",
         )
-        self.actor = GaussianActor(spec.obs_dim, spec.action_dim, cfg.hidden)
-        self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.hidden)
+        self.actor = GaussianActor(spec.obs_dim, spec.action_dim, cfg.actor_layers)
+        self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.critic_layers)
         self.target_critic = target_of(self.critic)
         self.online, self.targets = list(self.critic.parameters()), list(self.target_critic.parameters())
         self.log_alpha = torch.nn.Parameter(torch.tensor(math.log(cfg.alpha)))
