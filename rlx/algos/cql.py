@@ -77,6 +77,7 @@ def values(critic: Critic, obs: Tensor, actions: Tensor) -> Tensor:
 class CQL(Learner):
     actions = ("box",)
     regimes = ("offline", "offline_to_online")
+    first_log_multiplier = 0.0
     cfg: CQLConfig
 
     def __init__(self, cfg: CQLConfig, spec: Spec):
@@ -107,7 +108,7 @@ class CQL(Learner):
             "alpha": Adam([self.log_alpha], cfg.alpha_lr),
         }
         if threshold is not None:
-            self.log_multiplier = torch.nn.Parameter(torch.zeros(()))
+            self.log_multiplier = torch.nn.Parameter(torch.tensor(self.first_log_multiplier))
             self.optimizers["multiplier"] = Adam([self.log_multiplier], cfg.critic_lr)
 
     def act(self, obs: Tensor, explore: bool) -> Tensor:
@@ -124,7 +125,8 @@ class CQL(Learner):
         loss, gap, metrics = self._critic_loss(batch, alpha)
         self.optimizers["critic"].minimize(loss)
         if self.cfg.lagrange_threshold is not None:
-            loss, found = multiplier_loss(self.log_multiplier, gap, self.cfg.weight, self.cfg.lagrange_threshold)
+            threshold = self._threshold(self.cfg.lagrange_threshold)
+            loss, found = multiplier_loss(self.log_multiplier, gap, self.cfg.weight, threshold)
             self.optimizers["multiplier"].minimize(loss)
             metrics |= found
 
@@ -159,11 +161,20 @@ class CQL(Learner):
         """The values [n, B, 2K] of the policy's actions as they enter the gap; Cal-QL bounds them from below."""
         return q, {}
 
+    def _best(self, q: Tensor) -> Tensor:
+        """One value [B] of the next state from those of several actions [n, B, K], under `max_q_backup`."""
+        return q.amax(-1).amin(0)
+
+    def _threshold(self, threshold: float) -> float:
+        """What the weighted gap may be; Cal-QL weighs the threshold, too."""
+        return threshold
+
     def _constraint(self) -> tuple[Tensor | float, float]:
-        """The multiplier of the gap and the threshold that is taken off it."""
+        """The multiplier of the weighted gap and the threshold that is taken off it."""
         if self.cfg.lagrange_threshold is None:
             return 1.0, 0.0
-        return self.log_multiplier.detach().exp().clamp(max=MAX_MULTIPLIER), self.cfg.lagrange_threshold
+        multiplier = self.log_multiplier.detach().exp().clamp(max=MAX_MULTIPLIER)
+        return multiplier, self._threshold(self.cfg.lagrange_threshold)
 
     def _sample(self, obs: Tensor, n: int) -> tuple[Tensor, Tensor]:
         """Actions [B, n, dim(A)] of the policy and their log-probabilities [B, n]."""
@@ -175,7 +186,7 @@ class CQL(Learner):
     def _next_value(self, next_obs: Tensor, alpha: Tensor) -> Tensor:
         if self.cfg.max_q_backup:
             action, _ = self._sample(next_obs, self.cfg.n_actions)
-            return values(self.target_critic, next_obs, action).amax(-1).amin(0)
+            return self._best(values(self.target_critic, next_obs, action))
         action, log_prob = self.actor.sample(next_obs)
         value = self.target_critic(next_obs, action).amin(0)
         return value - alpha * log_prob if self.cfg.backup_entropy else value
