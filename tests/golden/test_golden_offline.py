@@ -1,0 +1,18 @@
+"""Offline algorithms make the updates of their authors' code, number by number."""
+
+from __future__ import annotations
+
+import golden
+import pytest
+from golden import Case
+
+from rlx.algos.td3_bc import TD3BC, TD3BCConfig
+
+CASES = {
+    "td3_bc": Case(TD3BC, TD3BCConfig, 8e-7, [["target_noise"]], fixed=["obs_mean", "obs_std"]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_weights_are_those_of_the_reference(name: str) -> None:
+    golden.check(name, CASES[name])
