@@ -6,9 +6,11 @@ import golden
 import pytest
 from golden import Case
 
+from rlx.algos.bcq import BCQ, BCQConfig
 from rlx.algos.td3_bc import TD3BC, TD3BCConfig
 
 CASES = {
+    "bcq": Case(BCQ, BCQConfig, 2e-6, [["vae", "next_latents", "latents"]], fixed=["eval_latents"]),
     "td3_bc": Case(TD3BC, TD3BCConfig, 8e-7, [["target_noise"]], fixed=["obs_mean", "obs_std"]),
 }
 
