@@ -20,7 +20,7 @@ from rlx.algos.bc import GaussianPolicy
 from rlx.algos.td3_bc import critic_loss
 from rlx.compiling import compilable
 from rlx.errors import require
-from rlx.learner import AlgoConfig, Learner
+from rlx.learner import ActorCriticConfig, Learner
 from rlx.nn import Adam, Critic, polyak, target_of
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
@@ -37,7 +37,7 @@ TEMPERATURES = {Weighting.exp: 1.0, Weighting.softmax: 0.5}
 
 
 @dataclass
-class AWACConfig(AlgoConfig):
+class AWACConfig(ActorCriticConfig):
     _target_: str = "rlx.algos.awac.AWAC"
     name: str = "awac"
     actor_lr: float = 3e-4
@@ -74,8 +74,8 @@ class AWAC(Learner):
         require(temperature > 0.0, f"algo.temperature is {temperature}; it has to be positive, as 1.0.")
         require(cfg.max_weight > 0.0, f"algo.max_weight is {cfg.max_weight}; it has to be positive, as 100.")
         self.temperature = temperature
-        self.actor = GaussianPolicy(spec.obs_dim, spec.action_dim, cfg.hidden, log_std_range=(-6.0, 0.0))
-        self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.hidden)
+        self.actor = GaussianPolicy(spec.obs_dim, spec.action_dim, cfg.actor_layers, log_std_range=(-6.0, 0.0))
+        self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.critic_layers)
         self.target_critic = target_of(self.critic)
         self.online, self.targets = list(self.critic.parameters()), list(self.target_critic.parameters())
         self.optimizers = {

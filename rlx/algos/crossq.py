@@ -22,17 +22,17 @@ from rlx.algos.sac import actor_loss, alpha_loss, critic_loss
 from rlx.batchrenorm import RenormMLP
 from rlx.compiling import compilable
 from rlx.errors import require
-from rlx.learner import AlgoConfig, Learner
+from rlx.learner import ActorCriticConfig, Learner
 from rlx.nn import Adam, SquashedSample, gaussian, noise_like, squashed_sample
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
 
 @dataclass
-class CrossQConfig(AlgoConfig):
+class CrossQConfig(ActorCriticConfig):
     _target_: str = "rlx.algos.crossq.CrossQ"
     name: str = "crossq"
-    critic_hidden: list[int] = field(default_factory=lambda: [2048, 2048])  # `hidden` is the actor's
+    critic_hidden: list[int] | None = field(default_factory=lambda: [2048, 2048])  # None: as `hidden`
     actor_lr: float = 1e-3
     critic_lr: float = 1e-3
     alpha_lr: float = 1e-3
@@ -85,8 +85,8 @@ class CrossQ(Learner):
         require(cfg.policy_delay >= 1, f"algo.policy_delay is {cfg.policy_delay}; use 1 or more, as 3.")
         require(cfg.renorm_warmup >= 0, f"algo.renorm_warmup is {cfg.renorm_warmup}; use 0 or more, as 100000.")
         require(cfg.batch_size >= 2, f"algo.batch_size is {cfg.batch_size}; statistics of a batch need 2 or more.")
-        self.actor = Actor(spec.obs_dim, spec.action_dim, cfg.hidden)
-        self.critic = RenormMLP([spec.obs_dim + spec.action_dim, *cfg.critic_hidden, 1], ensemble=2)
+        self.actor = Actor(spec.obs_dim, spec.action_dim, cfg.actor_layers)
+        self.critic = RenormMLP([spec.obs_dim + spec.action_dim, *cfg.critic_layers, 1], ensemble=2)
         self.log_alpha = torch.nn.Parameter(torch.tensor(math.log(cfg.alpha)))
         self.target_entropy = -float(spec.action_dim) if cfg.target_entropy is None else cfg.target_entropy
         betas = (cfg.beta1, 0.999)

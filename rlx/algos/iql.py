@@ -23,14 +23,14 @@ from rlx.algos.bc import GaussianPolicy
 from rlx.algos.td3_bc import critic_loss
 from rlx.compiling import compilable
 from rlx.errors import require
-from rlx.learner import AlgoConfig, Learner
+from rlx.learner import ActorCriticConfig, Learner
 from rlx.nn import MLP, Adam, Critic, polyak, target_of
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
 
 @dataclass
-class IQLConfig(AlgoConfig):
+class IQLConfig(ActorCriticConfig):
     _target_: str = "rlx.algos.iql.IQL"
     name: str = "iql"
     actor_lr: float = 3e-4
@@ -84,11 +84,11 @@ class IQL(Learner):
             cfg.actor_decay_updates is None or cfg.actor_decay_updates >= 1,
             f"algo.actor_decay_updates is {cfg.actor_decay_updates}; give 1 or more, or null for no decay.",
         )
-        self.actor = GaussianPolicy(spec.obs_dim, spec.action_dim, cfg.hidden, dropout=cfg.dropout)
-        self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.hidden)
+        self.actor = GaussianPolicy(spec.obs_dim, spec.action_dim, cfg.actor_layers, dropout=cfg.dropout)
+        self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.critic_layers)
         self.target_critic = target_of(self.critic)
         self.online, self.targets = list(self.critic.parameters()), list(self.target_critic.parameters())
-        self.value = MLP([spec.obs_dim, *cfg.hidden, 1])
+        self.value = MLP([spec.obs_dim, *cfg.critic_layers, 1])
         self.optimizers = {
             "value": Adam(self.value.parameters(), cfg.value_lr),
             "actor": Adam(self.actor.parameters(), cfg.actor_lr),
