@@ -6,17 +6,21 @@ import golden
 import pytest
 from golden import Case
 
+from rlx.algos.bc import BC, BCConfig
 from rlx.algos.bcq import BCQ, BCQConfig
 from rlx.algos.bear import BEAR, BEARConfig
 from rlx.algos.cql import CQL, CQLConfig
+from rlx.algos.td3_bc import TD3BC, TD3BCConfig
 
 BEAR_DRAWS = [["vae", "next_action", "latents", "action"]]
 CASES = {
+    "bc": Case(BC, BCConfig, 4e-7),
     "bcq": Case(BCQ, BCQConfig, 2e-6, [["vae", "next_latents", "latents"]], fixed=["eval_latents"]),
     "bear": Case(BEAR, BEARConfig, 2e-6, BEAR_DRAWS, fixed=["eval_noise"]),
     "bear_gaussian": Case(BEAR, BEARConfig, 2e-6, BEAR_DRAWS, fixed=["eval_noise"]),
     "cql": Case(CQL, CQLConfig, 2e-6, [["next_action", "uniform", "drawn", "action"]]),
     "cql_lagrange": Case(CQL, CQLConfig, 2e-6, [["next_actions", "uniform", "drawn", "action"]]),
+    "td3_bc": Case(TD3BC, TD3BCConfig, 8e-7, [["target_noise"]], fixed=["obs_mean", "obs_std"]),
 }
 
 
