@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import golden
 import pytest
 from golden import Case
 
+from rlx.algos.awac import AWAC, AWACConfig, Weighting
 from rlx.algos.bc import BC, BCConfig
 from rlx.algos.bcq import BCQ, BCQConfig
 from rlx.algos.bear import BEAR, BEARConfig
 from rlx.algos.cql import CQL, CQLConfig
 from rlx.algos.td3_bc import TD3BC, TD3BCConfig
 
+
+def awac(weighting: str, **fields: Any) -> AWACConfig:
+    return AWACConfig(weighting=Weighting(weighting), **fields)
+
+
 BEAR_DRAWS = [["vae", "next_action", "latents", "action"]]
 CASES = {
+    "awac": Case(AWAC, awac, 2e-6, [["next_action", "action"]]),
+    "awac_softmax": Case(AWAC, awac, 2e-6, [["next_action", "action"]]),
     "bc": Case(BC, BCConfig, 4e-7),
     "bcq": Case(BCQ, BCQConfig, 2e-6, [["vae", "next_latents", "latents"]], fixed=["eval_latents"]),
     "bear": Case(BEAR, BEARConfig, 2e-6, BEAR_DRAWS, fixed=["eval_noise"]),
