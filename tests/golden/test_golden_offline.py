@@ -25,6 +25,7 @@ CASES = {
     "awac": Case(AWAC, awac, 2e-6, [["next_action", "action"]]),
     "awac_softmax": Case(AWAC, awac, 2e-6, [["next_action", "action"]]),
     "bc": Case(BC, BCConfig, 4e-7),
+    "bc_gaussian": Case(BC, BCConfig, 2e-6),
     "bcq": Case(BCQ, BCQConfig, 2e-6, [["vae", "next_latents", "latents"]], fixed=["eval_latents"]),
     "bear": Case(BEAR, BEARConfig, 2e-6, BEAR_DRAWS, fixed=["eval_noise"]),
     "bear_gaussian": Case(BEAR, BEARConfig, 2e-6, BEAR_DRAWS, fixed=["eval_noise"]),
