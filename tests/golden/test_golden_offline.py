@@ -13,6 +13,7 @@ from rlx.algos.bc import BC, BCConfig
 from rlx.algos.bcq import BCQ, BCQConfig
 from rlx.algos.bear import BEAR, BEARConfig
 from rlx.algos.cql import CQL, CQLConfig
+from rlx.algos.iql import IQL, IQLConfig
 from rlx.algos.td3_bc import TD3BC, TD3BCConfig
 
 
@@ -31,6 +32,7 @@ CASES = {
     "bear_gaussian": Case(BEAR, BEARConfig, 2e-6, BEAR_DRAWS, fixed=["eval_noise"]),
     "cql": Case(CQL, CQLConfig, 2e-6, [["next_action", "uniform", "drawn", "action"]]),
     "cql_lagrange": Case(CQL, CQLConfig, 2e-6, [["next_actions", "uniform", "drawn", "action"]]),
+    "iql": Case(IQL, IQLConfig, 3e-6),
     "td3_bc": Case(TD3BC, TD3BCConfig, 8e-7, [["target_noise"]], fixed=["obs_mean", "obs_std"]),
 }
 
