@@ -12,6 +12,7 @@ from rlx.algos.awac import AWAC, AWACConfig, Weighting
 from rlx.algos.bc import BC, BCConfig
 from rlx.algos.bcq import BCQ, BCQConfig
 from rlx.algos.bear import BEAR, BEARConfig
+from rlx.algos.cal_ql import CalQL, CalQLConfig
 from rlx.algos.cql import CQL, CQLConfig
 from rlx.algos.iql import IQL, IQLConfig
 from rlx.algos.td3_bc import TD3BC, TD3BCConfig
@@ -30,6 +31,7 @@ CASES = {
     "bcq": Case(BCQ, BCQConfig, 2e-6, [["vae", "next_latents", "latents"]], fixed=["eval_latents"]),
     "bear": Case(BEAR, BEARConfig, 2e-6, BEAR_DRAWS, fixed=["eval_noise"]),
     "bear_gaussian": Case(BEAR, BEARConfig, 2e-6, BEAR_DRAWS, fixed=["eval_noise"]),
+    "cal_ql": Case(CalQL, CalQLConfig, 2e-6, [["next_actions", "uniform", "drawn", "action"]]),
     "cql": Case(CQL, CQLConfig, 2e-6, [["next_action", "uniform", "drawn", "action"]]),
     "cql_lagrange": Case(CQL, CQLConfig, 2e-6, [["next_actions", "uniform", "drawn", "action"]]),
     "iql": Case(IQL, IQLConfig, 3e-6),
