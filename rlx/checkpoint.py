@@ -116,7 +116,7 @@ def read_folder(path: Path) -> Checkpoint:
         spec = spec._replace(goal=Goal(goal[0], tuple(goal[1]), tuple(goal[2])) if goal else None)
         tensors = {Path(n).stem: load_tensors(data) for n, data in files.items() if n.endswith(".safetensors")}
         segments = manifest["segments"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedCheckpoint(f"{path.name}: {error}") from error
     return Checkpoint(files["config.yaml"].decode(), spec, state, tensors, segments, path)
 

@@ -6,6 +6,7 @@ the modules below and stored in Hydra's ConfigStore as `schema/<group>/<name>`; 
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import inspect
@@ -24,13 +25,14 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from rlx.config_errors import choices, explain
 from rlx.data.replay import UniformConfig
+from rlx.envs.evaluation import MOST_EPISODES
 from rlx.errors import UserError, require
 from rlx.learner import Learner, check_algo
 from rlx.paths import conf_dir
+from rlx.saved import as_written, check_env_kwargs, check_reach, escaped, leaves, parse, shown, trusted
 from rlx.types import Spec
 
 # where the schemas of a group live; a package stands for all its modules
@@ -46,6 +48,7 @@ GROUPS = {
     "logger": ("rlx.loggers",),
 }
 DEFAULT_ENV = "Pendulum-v1"
+MOST_THREADS = 1024
 REQUIRED = ("algo", "env", "replay", "reward", "schedule", "trainer")  # groups that a run cannot do without
 
 
@@ -150,10 +153,6 @@ def in_hydras_words(overrides: Sequence[str]) -> list[str]:
     return [*overrides, *(override for key, override in other.items() if key not in given)]
 
 
-def trusted(target: str, trust: Sequence[str]) -> bool:
-    return any(target == t or target.startswith(f"{t}.") for t in ("rlx", *trust))
-
-
 def imported(target: str) -> Any:
     module, _, name = target.rpartition(".")
     try:
@@ -165,17 +164,20 @@ def imported(target: str) -> Any:
 def instantiate(node: Any, *args: Any, trust: Sequence[str] = (), **kwargs: Any) -> Any:
     """The only way from a config node to an object: `Target(config dataclass, *args)`.
 
-    Only targets in rlx, or in modules that the user trusts on the command line, are followed. A node without a schema
-    (a user's own class) is called with its keys as keywords.
+    Only targets in rlx, or in modules that the user trusts on the command line, are followed; what makes further parts
+    has a parameter `trust` and is told of them. A node without a schema (a user's own class) is called with its keys as
+    keywords.
     """
-    target = str(node.get("_target_", ""))
+    target = str(node.get("_target_", "")) if isinstance(node, DictConfig) else ""
     if not target:
-        raise UserError(f"This part of the config has no _target_: {OmegaConf.to_yaml(node).strip()!r}; name a class.")
+        raise UserError(f"This part of the config has no _target_: {shown(node)!r}; name a class.")
     if not trusted(target, trust):
         package = target.partition(".")[0]
         raise UserError(f"_target_={target} is not part of rlx; add trust=[{package}] to allow what {package} brings.")
     factory = imported(target)
     if is_dataclass(OmegaConf.get_type(node)):
+        if "trust" in inspect.signature(factory).parameters:
+            kwargs["trust"] = tuple(trust)
         return factory(OmegaConf.to_object(node), *args, **kwargs)
     values = OmegaConf.to_container(node, resolve=True)
     assert isinstance(values, dict)
@@ -183,45 +185,104 @@ def instantiate(node: Any, *args: Any, trust: Sequence[str] = (), **kwargs: Any)
     return factory(*args, **{str(k): v for k, v in values.items()}, **kwargs)
 
 
+@functools.cache
+def targets() -> dict[str, dict[str, type]]:
+    """By group, the schema of each `_target_`."""
+    found: dict[str, dict[str, type]] = {group: {} for group in GROUPS}
+    for name, cls in schemas().items():
+        found[name.partition("/")[0]].setdefault(cls()._target_, cls)
+    return found
+
+
 def typed(values: dict[str, Any], trust: Sequence[str] = ()) -> DictConfig:
     """A config read from a file, with its schemas attached again.
 
-    The file is data: a `_target_` is accepted only if it is the one of a schema of ours, or trusted by the caller.
+    The file is data: a `_target_` is accepted only if it is the one of a schema of its group, or trusted by the caller.
     """
-    by_target = {cls()._target_: cls for cls in reversed(schemas().values())}
-
-    def attach(value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        node = {key: attach(child) for key, child in value.items()}
-        target = node.get("_target_")
-        if target is None:
-            return node
-        if str(target) in by_target:
-            return OmegaConf.merge(_open_dicts(by_target[str(target)]), node)
-        if not any(str(target).startswith(f"{t}.") for t in trust):
-            raise UserError(
-                f"The saved config asks for {target}, which is no part of rlx; add trust=[MODULE] to allow it."
-            )
-        return node
-
-    cfg = OmegaConf.merge(OmegaConf.structured(Config), attach(values))
+    parts = dict(values)
+    for group in GROUPS:
+        node = parts.get(group)
+        if group in ("callbacks", "logger"):
+            if not isinstance(node, dict | None):
+                raise UserError(f"The saved config has {group}={shown(node)}; expected names with what each one is.")
+            nodes = {} if node is None else node
+            parts[group] = {name: _part(n, group, f"{group}.{shown(name)}", trust) for name, n in nodes.items()}
+        else:
+            parts[group] = _part(node, group, group, trust)
+    for key in parts.keys() - GROUPS.keys():
+        _refuse_targets(parts[key], str(key), trust)
+    cfg = OmegaConf.merge(OmegaConf.structured(Config), parts)
     assert isinstance(cfg, DictConfig)
     return cfg
 
 
-def load_config(text: str, overrides: Sequence[str] = (), trust: Sequence[str] = ()) -> DictConfig:
-    """A config as it was saved, with values overridden; whom the file trusts does not count."""
+def _part(node: Any, group: str, place: str, trust: Sequence[str]) -> Any:
+    """One part of a saved config with its schema; null where there is none."""
+    if node is None and group not in REQUIRED:
+        return None
+    if not isinstance(node, dict) or not isinstance(node.get("_target_"), str):
+        raise _stranger(node.get("_target_") if isinstance(node, dict) else node, place)
+    target, children = node["_target_"], dict(node)
+    schema = targets()[group].get(target)
+    if schema is None:
+        if not _is_users_own(target, trust):
+            raise _stranger(target, place)
+        fits = (cls for cls in targets()[group].values() if {f.name for f in fields(cls)} == set(node))
+        schema = next(fits, None) if len(node) > 1 else None  # a class of the user's in the place of one of ours
+    if group == "dataset" and isinstance(node.get("sources"), dict):
+        children["sources"] = {
+            name: _part(n, group, f"{place}.sources.{shown(name)}", trust) for name, n in node["sources"].items()
+        }
+    if group == "dataset" and isinstance(node.get("env"), dict):
+        children["env"] = _part(node["env"], "env", f"{place}.env", trust)
+    for name, child in children.items():
+        if not isinstance(child, DictConfig) and not (group == "dataset" and name == "sources"):
+            _refuse_targets(child, f"{place}.{shown(name)}", trust)
+    return children if schema is None else OmegaConf.merge(_open_dicts(schema), children)
+
+
+def _is_users_own(target: str, trust: Sequence[str]) -> bool:
+    return trusted(target, trust) and not trusted(target, ())
+
+
+def _stranger(target: Any, place: str) -> UserError:
+    return UserError(
+        f"The saved config asks for {shown(target)} as {place}, which is no such part of rlx; add trust=[MODULE] if it "
+        "is a class of yours."
+    )
+
+
+def _refuse_targets(value: Any, place: str, trust: Sequence[str]) -> None:
+    """Nothing here is made into an object; what asks for it all the same has to be trusted."""
+    if isinstance(value, dict):
+        target = value.get("_target_")
+        if target is not None and not _is_users_own(str(target), trust):
+            raise _stranger(target, place)
+    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, child in children:
+        _refuse_targets(child, f"{place}.{shown(name)}", trust)
+
+
+def load_config(
+    text: str, overrides: Sequence[str] = (), trust: Sequence[str] = (), use: Sequence[str] | None = None
+) -> DictConfig:
+    """A config as it was saved, with values overridden; whom the file trusts does not count.
+
+    `use` names the groups that the caller is going to read, if not all: only these have to stay within the config.
+    """
     register()
+    values = parse(text)
+    if not isinstance(values, dict) or not all(isinstance(values.get(group), dict) for group in REQUIRED):
+        raise UserError(f"The saved config is not whole; it needs {', '.join(REQUIRED)}. Restore it from a checkpoint.")
+    values = {**values, "trust": list(trust)}
     try:
-        values: Any = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
-        if not isinstance(values, dict) or not all(isinstance(values.get(group), dict) for group in REQUIRED):
-            raise UserError(
-                f"The saved config is not whole; it needs {', '.join(REQUIRED)}. Restore it from a checkpoint."
-            )
-        cfg = typed({**values, "trust": list(trust)}, trust)
+        changes = OverridesParser.create().parse_overrides(list(overrides))
+        replaced = _replaced(changes)
+        used = [key for key in values if use is None or key in use]
+        check_reach(values, used, replaced, trust)
+        cfg = typed(values, trust)
         OmegaConf.set_struct(cfg, True)
-        for override in OverridesParser.create().parse_overrides(list(overrides)):
+        for override in changes:
             key = override.key_or_group
             if "." not in key and key in GROUPS:
                 raise UserError(
@@ -231,9 +292,57 @@ def load_config(text: str, overrides: Sequence[str] = (), trust: Sequence[str] =
                 _remove(cfg, key)
             else:
                 OmegaConf.update(cfg, key, override.value(), merge=True)
-    except (hydra.errors.HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
-        raise UserError(explain(error, overrides)) from error
+        for key in used:  # interpolations have to lead somewhere
+            if isinstance(cfg[key], DictConfig):
+                OmegaConf.to_container(cfg[key], resolve=True, throw_on_missing=True)
+        for place in _env_places(values):
+            if place.partition(".")[0] in used:
+                kwargs = OmegaConf.to_container(OmegaConf.select(cfg, f"{place}.kwargs"), resolve=True)
+                check_env_kwargs(kwargs, place, replaced, trust)
+    except (hydra.errors.HydraException, OmegaConfBaseException, ValueError, TypeError, RecursionError) as error:
+        raise UserError(shown(explain(error, overrides), 1000)) from error
     return cfg
+
+
+def _replaced(changes: Sequence[Any]) -> list[str]:
+    """The keys of a saved config of which nothing is left once the user's overrides are in."""
+    found: list[str] = []
+    for change in changes:
+        value = None if change.is_delete() else change.value()
+        if isinstance(value, dict):  # it is merged into what is there
+            found += [f"{change.key_or_group}.{key}" for key, _ in leaves(value)]
+        else:
+            found.append(str(change.key_or_group))
+    return found
+
+
+def _env_places(values: dict[str, Any], place: str = "") -> Iterator[str]:
+    """Where a saved config describes an env."""
+    for key in ("env", "dataset", "sources"):
+        node = values.get(key)
+        if not isinstance(node, dict):
+            continue
+        at = f"{place}.{key}" if place else key
+        if key == "env":
+            yield at
+        for name, child in {"": node, **(node if key == "sources" else {})}.items():
+            if key != "env" and isinstance(child, dict):
+                yield from _env_places(child, f"{at}.{name}" if name else at)
+
+
+def loggers(cfg: DictConfig) -> dict[str, Any]:
+    """The nodes of the loggers; names in them stay as they were typed where they reach beyond the config."""
+    text = as_written(cfg)
+    found = {}
+    for name, node in (cfg.logger or {}).items():
+        found[str(name)] = copied = copy.deepcopy(node)
+        if isinstance(node, DictConfig):
+            values: Any = OmegaConf.to_container(text.logger[name], resolve=True)
+            for key, value in values.items():
+                is_name = not isinstance(node[key], int | float)  # numbers are shown nowhere
+                if is_name and any("${" in str(leaf) for _, leaf in leaves(value)):
+                    copied[key] = escaped(value)
+    return found
 
 
 def _remove(cfg: DictConfig, key: str) -> None:
@@ -302,6 +411,8 @@ def check_regime(cfg: DictConfig) -> None:
             f"algo.normalize_obs=true takes its statistics from a dataset under algo={name} and there is none; use "
             "algo.normalize_obs=false, or add dataset=..."
         )
+    if all(phase.updates == 0 for phase in phases):
+        raise UserError("trainer.phases has no phase that does anything; choose a regime such as trainer=off_policy.")
     check_phases(cfg)
     budgets = ("max_env_steps", "max_updates", "max_epochs", "max_seconds")
     for key in budgets:
@@ -349,7 +460,12 @@ def check_prioritized(name: str, cls: type[Learner], reads_data: bool) -> None:
 
 
 def learner_class(cfg: DictConfig) -> type[Learner]:
-    return class_of(cfg.algo, cfg.trust)
+    cls = class_of(cfg.algo, cfg.trust)
+    if not (inspect.isclass(cls) and issubclass(cls, Learner)):
+        raise UserError(
+            f"algo._target_={cfg.algo._target_} is not an algorithm; give a subclass of rlx.learner.Learner."
+        )
+    return cls
 
 
 def class_of(node: DictConfig, trust: Sequence[str]) -> Any:
@@ -405,8 +521,12 @@ def validate(cfg: DictConfig) -> None:
     if ratio <= 0:
         raise UserError(f"trainer.gradient_updates_per_step={ratio} is not possible; give a number above 0.")
     check_algo(OmegaConf.to_container(cfg.algo, resolve=True))  # type: ignore[arg-type]
-    if cfg.threads is not None and cfg.threads < 1:
-        raise UserError(f"threads={cfg.threads} is not possible; give at least 1, or null to let rlx choose.")
+    if cfg.threads is not None and not 1 <= cfg.threads <= MOST_THREADS:
+        raise UserError(f"threads={cfg.threads} is not possible; give 1 to {MOST_THREADS}, or null to let rlx choose.")
+    if trainer.eval_episodes > MOST_EPISODES:
+        raise UserError(
+            f"trainer.eval_episodes={trainer.eval_episodes} is not possible; give at most {MOST_EPISODES:,}."
+        )
     check_seed(cfg.seed)
     limit = cfg.env.max_episode_steps
     if limit is not None and limit < 1:

@@ -12,6 +12,8 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
+from rlx.errors import UserError
+
 TEXT_LIMIT = 64 * 2**20  # bytes of a config, a manifest or a state: far more than rlx writes
 
 
@@ -44,6 +46,12 @@ def write_atomically(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
     os.replace(beside, path)
     fsync_folder(path.parent)
+
+
+def refuse_link(path: Path) -> None:
+    """A folder below a run that is a link leads to a place that somebody else has chosen."""
+    if path.is_symlink():
+        raise UserError(f"{path} is a link, and nothing is written through links; remove it.")
 
 
 def fsync_folder(path: Path) -> None:

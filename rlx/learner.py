@@ -6,12 +6,14 @@ observation statistics its policy was trained with; it knows nothing of loops, f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from rlx.compiling import check_compiler
 from rlx.errors import UserError, require
@@ -48,6 +50,9 @@ class ActorCriticConfig(AlgoConfig):
         return self.hidden if self.critic_hidden is None else self.critic_hidden
 
 
+MOST_LAYERS = 200  # beyond which a list of widths is a mistake
+
+
 def is_learning_rate(name: str) -> bool:
     return name == "lr" or name.endswith("_lr")
 
@@ -60,9 +65,32 @@ def check_algo(values: Mapping[str, Any]) -> None:
         if name == "hidden" or name.endswith("_hidden"):
             widths = f"algo.{name}={list(value or ())} is not possible"
             require(all(n >= 1 for n in value or ()), f"{widths}; every layer needs at least 1 unit.")
+            require(len(value or ()) <= MOST_LAYERS, f"algo.{name} has more than {MOST_LAYERS} layers; give fewer.")
     rows, discount = values["batch_size"], values["discount"]
     require(rows >= 1, f"algo.batch_size={rows} is not possible; give at least 1.")
     require(0 <= discount <= 1, f"algo.discount={discount} is no discount factor; give 0 to 1.")
+
+
+class Allocation(TorchFunctionMode):
+    """Refuses tensors that come to more than `limit` bytes in all, before they are made."""
+
+    FILLED = frozenset({"empty", "zeros", "ones", "full", "rand", "randn", "arange", "linspace", "eye"})
+    COPIED = frozenset({"empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "clone"})
+
+    def __init__(self, limit: int, sentence: str):
+        super().__init__()
+        self.limit, self.sentence = limit, sentence
+        self.used = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in self.FILLED:
+            sizes = args[0] if args and isinstance(args[0], Sequence) else args
+            self.used += 4 * math.prod(n for n in sizes if type(n) is int)
+        elif name in self.COPIED and isinstance(args[0], Tensor):
+            self.used += args[0].nbytes
+        require(self.used <= self.limit, self.sentence)
+        return func(*args, **(kwargs or {}))
 
 
 class Learner(nn.Module):
@@ -127,7 +155,7 @@ class Learner(nn.Module):
         return found
 
     def load_tensors(self, saved: dict[str, Tensor]) -> None:
-        """Copy saved values into the live tensors; names and shapes have to be exactly ours."""
+        """Copy saved values into the live tensors; names, shapes and dtypes have to be exactly ours."""
         live = self.tensors()
         if live.keys() != saved.keys():
             odd = sorted(live.keys() ^ saved.keys())[0]
@@ -138,6 +166,11 @@ class Learner(nn.Module):
                     raise UserError(
                         f"The checkpoint does not fit {self.cfg.name}: {name!r} has shape {tuple(saved[name].shape)}, "
                         f"expected {tuple(tensor.shape)}; use the network sizes and the env it was trained with."
+                    )
+                if tensor.dtype != saved[name].dtype:
+                    raise UserError(
+                        f"The checkpoint does not fit {self.cfg.name}: {name!r} has dtype {saved[name].dtype}, "
+                        f"expected {tensor.dtype}."
                     )
                 tensor.copy_(saved[name])
 

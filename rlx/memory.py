@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,6 +32,20 @@ def enough_memory(nbytes: int, what: str, smaller: Callable[[float], str]) -> It
         yield
     except MemoryError as error:
         raise UserError(f"{what} needs {nbytes / 2**30:.1f} GiB, which there is not; {smaller(SHARE / 2)}.") from error
+
+
+@contextmanager
+def memory_errors() -> Iterator[None]:
+    """A sentence where an allocation fails that nothing has asked about before."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        text = str(error).partition("\n")[0]
+        if isinstance(error, MemoryError) or re.search(r"alloc|out of memory|overflow", text):
+            raise UserError(
+                f"There is not enough memory ({text[:200] or 'MemoryError'}); use smaller networks, batches or buffers."
+            ) from error
+        raise
 
 
 def _of_machine() -> int | None:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import platform
 import re
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -23,6 +25,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from rlx.callbacks.bus import Callback, CallbackBus
 from rlx.checkpoint import CheckpointStore, DamagedCheckpoint, find_checkpoint, read_folder
@@ -32,26 +35,41 @@ from rlx.config import (
     check_spec,
     compose_config,
     instantiate,
+    learner_class,
     load_config,
-    trusted,
+    loggers,
     validate,
 )
+from rlx.config_errors import explain
 from rlx.data.collect import collect_episodes
 from rlx.data.dataset import TransitionDataset
 from rlx.data.inspect import inspect_dataset
 from rlx.data.minari import minari_root, write_minari
-from rlx.data.replay import DatasetReplay, Replay
+from rlx.data.replay import DatasetReplay, Layout, Replay
 from rlx.data.sources import finish, load_transition_dataset
 from rlx.envs import make_env, make_vector_env, spec_of
 from rlx.envs.factory import EnvConfig
 from rlx.errors import UserError
-from rlx.files import write_atomically
-from rlx.learner import Learner
+from rlx.files import read_bounded, write_atomically
+from rlx.learner import Allocation, Learner
+from rlx.memory import available_memory, enough_memory, memory_errors
 from rlx.nn import keep_freed_memory
 from rlx.paths import conf_dir
 from rlx.policy import Policy
 from rlx.rewards import RewardTransform
 from rlx.rng import seed_everything, seeded
+from rlx.saved import (
+    as_text,
+    as_written,
+    check_like,
+    check_saved_spec,
+    leaves,
+    parse,
+    references,
+    restoring,
+    shown,
+    trusted,
+)
 from rlx.trainers.trainer import INTERRUPTS, Trainer, evaluate_learner
 from rlx.types import Spec
 
@@ -82,9 +100,15 @@ def train(*overrides: str, run_dir: str | Path | None = None, **values: Any) -> 
     return run(compose_config(given), given, run_dir)
 
 
+@memory_errors()
 def run(cfg: DictConfig, overrides: list[str], run_dir: str | Path | None = None) -> Result:
-    """Train a composed config from the beginning."""
+    """Train a composed config from the beginning. All of it was typed by the user, also which module an env is of."""
     check(cfg)
+    if references(str(OmegaConf.to_container(cfg.env, resolve=False)["id"])) is None:  # type: ignore[call-overload, index]
+        raise UserError(
+            "env.id is written into every file of a run and cannot come from elsewhere; type the id itself."
+        )
+    cfg.trust = [*cfg.trust, *env_modules(cfg)]
     folder = Path(run_dir or cfg.run_dir or default_run_dir(cfg))
     if (folder / "config.yaml").exists():
         raise UserError(
@@ -104,19 +128,35 @@ def run(cfg: DictConfig, overrides: list[str], run_dir: str | Path | None = None
     return _finish(trainer)
 
 
+def env_modules(cfg: DictConfig) -> list[str]:
+    """The modules that the envs of a config are in (`env.id=module:Id`), beyond those that are trusted already."""
+    found = []
+    for key, value in leaves(OmegaConf.to_container(cfg, resolve=True)):
+        if f".{key}".endswith(".env.id") and ":" in str(value):
+            found.append(str(value).partition(":")[0])
+    return sorted({module for module in found if not trusted(module, cfg.trust)})
+
+
+@memory_errors()
 def resume(run_dir: str | Path, *overrides: str, trust: tuple[str, ...] = ()) -> Result:
     """Continue a run from its last whole checkpoint; values such as a longer budget can be overridden."""
     folder = Path(run_dir)
     if not (folder / "config.yaml").is_file():
         raise UserError(f"{folder} is not a run folder (it has no config.yaml); give a folder that a run has written.")
-    text = (folder / "config.yaml").read_text()
+    try:
+        text = read_bounded(folder / "config.yaml").decode()
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder / 'config.yaml'} cannot be read ({error}); restore it from a checkpoint.") from error
     cfg = load_config(text, overrides, trust)
     check(cfg)
-    refuse_change(OmegaConf.create(text), cfg)
+    refuse_change(OmegaConf.create(as_text(parse(text))), cfg)
     refuse_foreign_env(cfg, trust)
     store = CheckpointStore(folder / "checkpoints")
-    saved = store.latest() if store.steps() else None
-    threads = set_threads(cfg, saved.state["threads"] if saved else None)
+    with restoring(folder):
+        saved = store.latest() if store.steps() else None
+        threads = saved.state["threads"] if saved else None
+        check_like(threads or 1, 1, "threads")
+    threads = set_threads(cfg, threads)
     seed_everything(int(cfg.seed))
     trainer = build(cfg, folder)
     if saved is None:
@@ -125,7 +165,12 @@ def resume(run_dir: str | Path, *overrides: str, trust: tuple[str, ...] = ()) ->
         check_callbacks(trainer)
         (folder / "summary.json").unlink(missing_ok=True)
     else:
-        trainer.restore(saved)
+        try:
+            with restoring(saved.path or folder):
+                trainer.restore(saved)
+        except UserError:
+            trainer.close()
+            raise
         check_callbacks(trainer)
         store.forget_after(saved)
         if not trainer.state.exact:
@@ -140,7 +185,7 @@ def refuse_change(saved: Any, cfg: DictConfig) -> None:
     """Some values belong to what a checkpoint holds and cannot change in the middle of a run."""
     for key in ("seed", "env.id", "env.num_envs", "replay.capacity", "trainer.rollout_length"):
         before, now = OmegaConf.select(saved, key), OmegaConf.select(cfg, key)
-        if before != now:
+        if before != now and not (isinstance(before, str) and references(before) is None):
             raise UserError(f"{key} was {before} and cannot become {now} in the middle of a run; start a new run.")
     old, new = (cast(dict[str, Any], OmegaConf.to_container(c.reward, resolve=False)) for c in (saved, cfg))
     for key, value in new.items():
@@ -153,8 +198,11 @@ def refuse_change(saved: Any, cfg: DictConfig) -> None:
 
 def check(cfg: DictConfig) -> None:
     """Refuse what cannot work before any work is done."""
-    validate(cfg)
-    check_regime(cfg)
+    try:
+        validate(cfg)
+        check_regime(cfg)
+    except OmegaConfBaseException as error:  # a part of the user's own that lacks a key
+        raise UserError(shown(explain(error, ()), 1000)) from error
 
 
 def build(cfg: DictConfig, folder: Path) -> Trainer:
@@ -162,22 +210,23 @@ def build(cfg: DictConfig, folder: Path) -> Trainer:
     env_cfg: EnvConfig = OmegaConf.to_object(cfg.env)  # type: ignore[assignment]
     simulator = env_cfg.id != NO_ENV
     data = None if simulator else read_dataset(cfg)  # first of all, where the Spec comes from it
-    spec = env_spec(env_cfg) if data is None else spec_of_dataset(data)
+    spec = env_spec(env_cfg, cfg.trust) if data is None else spec_of_dataset(data)
     check_spec(cfg, spec)
     phases = list(cfg.trainer.phases.values())
     collects = any(phase.collect > 0 for phase in phases)
     if collects and not simulator:
         raise UserError("env=none has nothing to collect from; use trainer=offline, or choose an env.")
     reward = instantiate(cfg.reward, trust=cfg.trust)
-    with choose_device(cfg.device):  # weights and optimizer states are made there
+    with choose_device(cfg.device), within_memory(cfg):  # weights and optimizer states are made there
         learner: Learner = instantiate(cfg.algo, spec, trust=cfg.trust)
+    check_batches(cfg, spec)
     dataset, prior = load_prior(cfg, spec, reward, learner, data) if cfg.dataset is not None else (None, None)
-    envs = make_vector_env(env_cfg) if collects else None
+    envs = make_vector_env(env_cfg, trust=cfg.trust) if collects else None
     replay = None
     if envs is not None and any(phase.collect > 0 and not phase.on_policy for phase in phases):
         replay = make_replay(cfg, spec, envs.num_envs, prior)
         if type(replay).connect is not Replay.connect:  # it asks the env for rewards as long as the run lasts
-            replay.connect(make_env(env_cfg), reward)
+            replay.connect(make_env(env_cfg, cfg.trust), reward)
     trainer: Trainer = instantiate(
         cfg.trainer,
         cfg,
@@ -186,13 +235,38 @@ def build(cfg: DictConfig, folder: Path) -> Trainer:
         reward,
         folder,
         envs=envs,
-        eval_envs=make_vector_env(env_cfg, min(cfg.trainer.eval_episodes, 10)) if simulator else None,
+        eval_envs=make_vector_env(env_cfg, min(cfg.trainer.eval_episodes, 10), cfg.trust) if simulator else None,
         replay=replay,
         prior=prior,
         dataset=dataset,
         trust=cfg.trust,
     )
     return trainer
+
+
+def within_memory(cfg: DictConfig) -> Allocation:
+    """To make a learner in; refuses networks that do not fit into the memory that is free."""
+    free = available_memory()
+    sentence = (
+        f"The networks of algo={as_written(cfg).algo.name} do not fit into memory; use smaller ones (algo.hidden)."
+    )
+    return Allocation(sys.maxsize if free is None or cfg.device != "cpu" else free, sentence)
+
+
+def check_batches(cfg: DictConfig, spec: Spec) -> None:
+    """All batches of an iteration are gathered at once."""
+    rows = 0
+    for phase in cfg.trainer.phases.values():
+        steps = phase.collect * cfg.env.num_envs
+        each = 0 if phase.on_policy else max(1, math.ceil(phase.updates_per_step * steps)) if steps else 1
+        rows = max(rows, each * cfg.algo.batch_size)
+    row = 4 * Layout(spec).width + (2 * spec.obs_dim if spec.obs_dtype == "uint8" else 0)
+    with enough_memory(rows * row, f"What an iteration learns from, {rows:,} rows,", _smaller_batches):
+        pass
+
+
+def _smaller_batches(share: float) -> str:
+    return "use a smaller algo.batch_size, trainer.train_frequency or trainer.gradient_updates_per_step"
 
 
 def check_callbacks(trainer: Trainer) -> None:
@@ -282,7 +356,7 @@ def make_replay(cfg: DictConfig, spec: Spec, num_envs: int, prior: Replay | None
 def make_bus(cfg: DictConfig) -> CallbackBus:
     """Callbacks, loggers and the schedule on one bus."""
     found: dict[str, Callback] = {"schedule": instantiate(cfg.schedule, trust=cfg.trust)}
-    for group in (cfg.callbacks, cfg.logger):
+    for group in (cfg.callbacks, loggers(cfg)):
         for name, node in (group or {}).items():
             if node is None:  # callbacks.evaluate=null: as ~callbacks.evaluate
                 continue
@@ -323,7 +397,7 @@ def summarise(trainer: Trainer) -> dict[str, Any]:
     """The contract of summary.json."""
     state, cfg = trainer.state, trainer.cfg
     return {
-        "algo": cfg.algo.name,
+        "algo": as_written(cfg).algo.name,
         "env": cfg.env.id,
         "seed": int(cfg.seed),
         "env_steps": state.env_steps,
@@ -353,7 +427,8 @@ def versions() -> dict[str, str]:
 def default_run_dir(cfg: DictConfig) -> Path:
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")
     env = str(cfg.env.id).replace("/", "-").replace(":", "-")
-    return Path("multirun_outputs") / "runs" / f"{cfg.algo.name}__{env}__seed{cfg.seed}__{stamp}"
+    algo = str(as_written(cfg).algo.name).replace("/", "-")
+    return Path("multirun_outputs") / "runs" / f"{algo}__{env}__seed{cfg.seed}__{stamp}"
 
 
 def set_threads(cfg: DictConfig, saved: int | None = None) -> int:
@@ -378,8 +453,8 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def env_spec(cfg: EnvConfig) -> Spec:
-    env = make_env(cfg)
+def env_spec(cfg: EnvConfig, trust: Sequence[str] = ()) -> Spec:
+    env = make_env(cfg, trust)
     spec = spec_of(env, cfg.id)
     env.close()
     return spec
@@ -401,11 +476,24 @@ def _restore_learner(path: str | Path, trust: tuple[str, ...]) -> tuple[Learner,
         saved = read_folder(folder)
     except DamagedCheckpoint as error:
         raise UserError(f"{folder} is damaged ({error}); use another checkpoint of the run.") from error
-    cfg = load_config(saved.config, (), trust)
-    learner: Learner = instantiate(cfg.algo, saved.spec, trust=trust)
-    learner.load_tensors(saved.tensors["learner"])
-    learner.load_counters(saved.state["learner"])
-    return learner.eval(), cfg
+    cfg = load_config(saved.config, (), trust, use=("algo", "env"))
+    check_saved_spec(saved.spec)
+    learner_class(cfg)
+    with restoring(folder):
+        check_spec(cfg, saved.spec)
+        tensors = saved.tensors["learner"]
+        limit = 2 * sum(tensor.nbytes for tensor in tensors.values()) + 2**26  # which all of the learner's are among
+        with Allocation(limit, f"{folder} has a config that asks for larger networks than its tensors are of."):
+            learner: Learner = instantiate(cfg.algo, saved.spec, trust=trust)
+        check_like(saved.state["learner"], learner.counters(), "learner")
+        learner.load_tensors(tensors)
+        learner.load_counters(saved.state["learner"])
+        learner.eval()
+        with seeded(0, torch.device("cpu")):  # some values are read by acting alone
+            learner.act(
+                torch.zeros(1, *saved.spec.obs_shape, dtype=getattr(torch, saved.spec.obs_dtype)), explore=False
+            )
+    return learner, cfg
 
 
 def _restore_to_act(path: str | Path, trust: tuple[str, ...]) -> tuple[Learner, DictConfig]:
@@ -414,27 +502,36 @@ def _restore_to_act(path: str | Path, trust: tuple[str, ...]) -> tuple[Learner, 
     refuse_foreign_env(cfg, trust)
     if cfg.env.id == NO_ENV:
         raise UserError("This policy was trained with env=none: there is no simulator to run it in.")
+    spec = env_spec(OmegaConf.to_object(cfg.env), trust)  # type: ignore[arg-type]
+    for name in ("obs_shape", "action_kind", "action_shape", "action_sizes"):
+        if getattr(spec, name) != getattr(learner.spec, name):
+            raise UserError(
+                f"The policy was trained with {name}={getattr(learner.spec, name)} and {cfg.env.id} has "
+                f"{name}={getattr(spec, name)}; use the env that it was trained with."
+            )
     return learner, cfg
 
 
+@memory_errors()
 def load(path: str | Path, trust: tuple[str, ...] = ()) -> Policy:
     """The policy in a run folder (its best) or a checkpoint folder."""
     return Policy(_restore_learner(path, trust)[0])
 
 
+@memory_errors()
 def evaluate(path: str | Path, episodes: int = 10, seed: int = 0, trust: tuple[str, ...] = ()) -> dict[str, Any]:
     """Raw returns of the deterministic policy in fresh environments."""
     if episodes < 1:
         raise UserError(f"episodes={episodes} is not possible; give at least 1.")
     check_seed(seed)
     learner, cfg = _restore_to_act(path, trust)
-    envs = make_vector_env(OmegaConf.to_object(cfg.env), min(episodes, 10))  # type: ignore[arg-type]
+    envs = make_vector_env(OmegaConf.to_object(cfg.env), min(episodes, 10), trust)  # type: ignore[arg-type]
     try:
         found = evaluate_learner(learner, envs, episodes, seed)
     finally:
         envs.close()
     return {
-        "algo": cfg.algo.name,
+        "algo": as_written(cfg).algo.name,
         "env": cfg.env.id,
         "checkpoint": str(find_checkpoint(Path(path))),
         "episodes": episodes,
@@ -452,6 +549,7 @@ def predict(path: str | Path, obs: Any, trust: tuple[str, ...] = ()) -> Any:
 # -- data ------------------------------------------------------------------------------------------------------------
 
 
+@memory_errors()
 def collect(
     path: str | Path, id: str, episodes: int = 100, noise: float = 0.0, seed: int = 0, trust: tuple[str, ...] = ()
 ) -> Path:
@@ -469,21 +567,23 @@ def collect(
     learner, cfg = _restore_to_act(path, trust)
     if learner.spec.goal is not None:
         raise UserError(f"{cfg.env.id} is a goal env, whose dict observations collect cannot write; use another env.")
-    envs = make_vector_env(OmegaConf.to_object(cfg.env), min(episodes, 10))  # type: ignore[arg-type]
+    envs = make_vector_env(OmegaConf.to_object(cfg.env), min(episodes, 10), trust)  # type: ignore[arg-type]
     try:
         with seeded(seed, next(iter(learner.parameters())).device):
             policy = Policy(learner)
             found = collect_episodes(policy.act_scaled, envs, learner.spec, episodes, noise, seed)
     finally:
         envs.close()
-    text = f"{episodes} episodes of {cfg.algo.name} on {cfg.env.id} with noise {noise}"
-    folder = write_minari(id, found, str(cfg.env.id), storage, algorithm=str(cfg.algo.name), description=text)
+    algo = str(as_written(cfg).algo.name)
+    text = f"{episodes} episodes of {algo} on {cfg.env.id} with noise {noise}"
+    folder = write_minari(id, found, str(cfg.env.id), storage, algorithm=algo, description=text)
     returns = [float(e.reward.sum()) for e in found]
     log.info("%s: %d transitions, return %.1f +- %.1f", folder, sum(len(e.reward) for e in found),
              np.mean(returns), np.std(returns))  # fmt: skip
     return folder
 
 
+@memory_errors()
 def inspect_data(source: str | Path, env: str | None = None) -> list[tuple[str, str]]:
     """What is in a dataset, as rows of a table; with an env preset or id, also whether it fits."""
     dataset = load_transition_dataset(source)
@@ -491,5 +591,5 @@ def inspect_data(source: str | Path, env: str | None = None) -> list[tuple[str, 
     if env is not None:
         preset = (conf_dir() / "env" / f"{env}.yaml").is_file()
         cfg = compose_config([f"env={env}"] if preset else [f"env.id={env}"])
-        spec = env_spec(OmegaConf.to_object(cfg.env))  # type: ignore[arg-type]
+        spec = env_spec(OmegaConf.to_object(cfg.env), env_modules(cfg))  # type: ignore[arg-type]
     return inspect_dataset(dataset, spec)

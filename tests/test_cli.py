@@ -430,8 +430,12 @@ def test_secrets_are_never_written(tmp_path: Path, monkeypatch: Any) -> None:
     files = [p for p in folder.rglob("*") if p.is_file()]
     assert len(files) > 10
     assert not [p for p in files if b"9.8125" in p.read_bytes()]
-    assert rlx.evaluate(folder, episodes=1)["episodes"] == 1
-    assert rlx.resume(folder, "trainer.max_env_steps=140").summary["env_steps"] == 140
+    for use in (rlx.evaluate, rlx.resume):  # a file may not read the environment by itself
+        with pytest.raises(rlx.UserError, match=r"env\.kwargs\.g=.*trust=\[oc\.decode,oc\.env\]"):
+            use(folder)
+    trust = ("oc.env", "oc.decode")
+    assert rlx.evaluate(folder, episodes=1, trust=trust)["episodes"] == 1
+    assert rlx.resume(folder, "trainer.max_env_steps=140", trust=trust).summary["env_steps"] == 140
     assert not [p for p in folder.rglob("*") if p.is_file() and b"9.8125" in p.read_bytes()]
 
 

@@ -147,7 +147,7 @@ def test_the_random_state_of_the_learners_device_is_kept(device: str, kept: list
 
 def test_only_a_replay_that_asks_for_it_gets_an_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
-    monkeypatch.setattr("rlx.workflows.make_env", lambda cfg: made.append(cfg) or make_env(cfg))
+    monkeypatch.setattr("rlx.workflows.make_env", lambda cfg, trust: made.append(cfg) or make_env(cfg, trust))
     build(compose_config(tiny("off_policy")), tmp_path).close()
     assert len(made) == 1  # for the Spec
     build(compose_config(tiny("off_policy", "env=point_goal", "replay=hindsight", "~algo_env")), tmp_path).close()

@@ -21,6 +21,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from rlx.saved import check_like
+
 if TYPE_CHECKING:
     from rlx.trainers.trainer import Trainer
 
@@ -83,4 +85,5 @@ class CallbackBus:
     def load_state(self, state: dict[str, Any]) -> None:
         for name, callback in self.callbacks.items():
             if name in state:
+                check_like(state[name], callback.state(), name)
                 callback.load_state(state[name])

@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import tempfile
 import uuid
 from dataclasses import dataclass
@@ -32,10 +33,12 @@ from rlx.callbacks.bus import Callback
 from rlx.callbacks.metrics import INTERRUPTED
 from rlx.data.collect import collect_episodes, episodes_of_rows
 from rlx.data.minari import Episode, load_episodes, minari_root, write_minari
+from rlx.envs.evaluation import MOST_EPISODES
 from rlx.envs.factory import make_vector_env
 from rlx.errors import UserError
-from rlx.files import write_atomically
+from rlx.files import read_bounded, write_atomically
 from rlx.rng import seeded
+from rlx.saved import as_written
 
 if TYPE_CHECKING:
     from rlx.trainers.trainer import Trainer
@@ -56,6 +59,15 @@ class MakeDataConfig:
     noise: float = 0.1  # std of the noise on actions
 
 
+def _read_mark(file: Path) -> str | None:
+    """The mark in a run folder, if it is one that a run has made: no other names a set that may be replaced."""
+    try:
+        text = read_bounded(file, 100).decode()
+    except (OSError, ValueError):
+        return None
+    return text if re.fullmatch(r"run [0-9a-f]{32}", text) else None
+
+
 class MakeData(Callback):
     """Collects datasets when the policy is medium, and at the end."""
 
@@ -65,6 +77,15 @@ class MakeData(Callback):
         if not cfg.prefix:
             raise UserError(
                 "callbacks.make_data.prefix is empty; give the beginning of the dataset ids, as rlx/hopper."
+            )
+        if not re.fullmatch(r"[\w-]+(/[\w-]+)*", cfg.prefix):
+            raise UserError(
+                f"callbacks.make_data.prefix={cfg.prefix} is not the beginning of a dataset id; give one such as "
+                "rlx/hopper."
+            )
+        if not 1 <= cfg.episodes <= MOST_EPISODES:
+            raise UserError(
+                f"callbacks.make_data.episodes={cfg.episodes} is not possible; give 1 to {MOST_EPISODES:,}."
             )
         self.cfg = cfg
         self.medium = False  # has it been written
@@ -79,7 +100,7 @@ class MakeData(Callback):
                 "is to hold the env's own; use reward=identity, and transform when the data are learned from."
             )
         file = trainer.run_dir / MARK
-        self.mark = file.read_text() if file.exists() else f"run {uuid.uuid4().hex}"
+        self.mark = _read_mark(file) or f"run {uuid.uuid4().hex}"
         names = ("expert", "medium-expert") if self.medium else ("medium", "medium-replay", "expert", "medium-expert")
         for name in names:
             folder = self._folder(name)
@@ -135,7 +156,11 @@ class MakeData(Callback):
         def act(obs: np.ndarray) -> np.ndarray:
             return trainer.learner.act(torch.from_numpy(obs).to(trainer.device), explore=False).cpu().numpy()
 
-        envs = make_vector_env(OmegaConf.to_object(trainer.cfg.env), min(self.cfg.episodes, 10))  # type: ignore[arg-type]
+        envs = make_vector_env(
+            OmegaConf.to_object(trainer.cfg.env),  # type: ignore[arg-type]
+            min(self.cfg.episodes, 10),
+            trainer.cfg.trust,
+        )
         try:
             with seeded(seed, trainer.device):
                 return collect_episodes(act, envs, trainer.spec, self.cfg.episodes, self.cfg.noise, seed)
@@ -144,9 +169,9 @@ class MakeData(Callback):
 
     def _write(self, trainer: Trainer, name: str, episodes: list[Episode]) -> None:
         returns = [float(e.reward.sum()) for e in episodes]
-        text = f"{name}: {trainer.cfg.algo.name} on {trainer.spec.env_id} after {trainer.state.env_steps} env steps"
+        algorithm = str(as_written(trainer.cfg).algo.name)
+        text = f"{name}: {algorithm} on {trainer.spec.env_id} after {trainer.state.env_steps} env steps"
         text = f"{text} ({self.mark})"
-        algorithm = str(trainer.cfg.algo.name)
         root, env_id = minari_root(), trainer.spec.env_id
         folder = self._folder(name)
         if self._is_own(folder):  # of two writers the first one wins, and here the second one is to

@@ -78,7 +78,7 @@ class TrainMetrics(Callback):
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.last = state["last"]
-        self.values = {name: list(values) for name, values in state["values"].items()}
+        self.values = {name: [float(value) for value in values] for name, values in state["values"].items()}
         self._fresh = []
 
     def _add(self, name: str, value: float) -> None:

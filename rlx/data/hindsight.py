@@ -18,7 +18,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from rlx.data.replay import Gathered, Replay, UniformConfig
+from rlx.data.replay import Gathered, Replay, UniformConfig, whole
 from rlx.errors import UserError, require
 from rlx.rewards import RewardTransform
 from rlx.types import Spec
@@ -109,7 +109,8 @@ class HindsightReplay(Replay):
     def _close(self, last: int) -> None:
         """The episode whose last row is `last` has ended."""
         env = last % self.num_envs
-        rows = np.arange(self._starts[env], last + 1, self.num_envs)[-(self.capacity // self.num_envs) :]
+        oldest = last - self.capacity + self.num_envs  # of the rows of this env that are still there
+        rows = np.arange(max(self._starts[env], oldest), last + 1, self.num_envs)
         self._begin[rows % self.capacity] = self._starts[env]
         self._end[rows % self.capacity] = last
         self._latest = max(self._latest, self._starts[env])  # it is overwritten last
@@ -177,14 +178,19 @@ class HindsightReplay(Replay):
 
     def load_state(self, state: dict) -> None:
         super().load_state(state)
+        starts, begins = [whole(n) for n in state["starts"]], state["oldest_begins"]
+        if len(starts) != self.num_envs or max(starts) > self.total + self.num_envs or len(begins) > self.num_envs:
+            raise ValueError("episodes begin where there are no rows")
+        if any(type(n) is not int or not -1 <= n <= self.total for n in begins):
+            raise ValueError("episodes begin where there are no rows")
         oldest = self.total - len(self)
         slices = self.layout.slices
         ended = self._rows[:, slices["terminated"].start] + self._rows[:, slices["truncated"].start] > 0
         self._begin[:], self._end[:] = -1, -1
-        for lane, begin in enumerate(state["oldest_begins"]):
+        for lane, begin in enumerate(begins):
             first = oldest + lane
             self._starts[first % self.num_envs] = begin if begin >= 0 else first
         for k in np.arange(oldest, self.total):
             if ended[k % self.capacity]:
                 self._close(int(k))
-        self._starts = list(state["starts"])
+        self._starts = starts

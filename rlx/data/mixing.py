@@ -8,8 +8,8 @@ per batch  (`exact_per_batch`) all rows of every source, and each batch holds ex
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from rlx.data.columns import Array
 from rlx.data.dataset import TransitionDataset, apportion
 from rlx.data.sources import DatasetConfig
 from rlx.errors import UserError
+from rlx.memory import enough_memory
 from rlx.types import Spec
 
 log = logging.getLogger("rlx")
@@ -37,7 +38,7 @@ class MixConfig(DatasetConfig):
     oversample: bool = False  # repeat episodes of a source that is too small for its share of `size`
 
 
-def load_mix(cfg: MixConfig, spec: Spec, seed: int = 0) -> TransitionDataset:
+def load_mix(cfg: MixConfig, spec: Spec, seed: int = 0, trust: Sequence[str] = ()) -> TransitionDataset:
     from omegaconf import OmegaConf
 
     from rlx.config import instantiate
@@ -52,11 +53,25 @@ def load_mix(cfg: MixConfig, spec: Spec, seed: int = 0) -> TransitionDataset:
                 f"dataset.sources.{name} is null and a mix has no empty sources; choose one with "
                 f"+dataset@dataset.sources.{name}=npz, or leave it out with its ratio."
             )
-    nodes = {name: OmegaConf.create({"source": node})["source"] for name, node in cfg.sources.items()}
-    datasets = {name: instantiate(node, spec, seed + i) for i, (name, node) in enumerate(nodes.items())}
+    nodes = {name: OmegaConf.create({"source": _as_node(source)})["source"] for name, source in cfg.sources.items()}
+    datasets = {name: instantiate(node, spec, seed + i, trust=trust) for i, (name, node) in enumerate(nodes.items())}
     return mix_transition_datasets(
         datasets, cfg.ratios, size=cfg.size, seed=seed, exact_per_batch=cfg.exact_per_batch, oversample=cfg.oversample
     )
+
+
+def _as_node(value: Any) -> Any:
+    """What a source was made into, as OmegaConf takes it; the values are resolved and have nothing to interpolate."""
+    from omegaconf import OmegaConf
+
+    from rlx.saved import escaped
+
+    if is_dataclass(value) and not isinstance(value, type):
+        values = {f.name: _as_node(getattr(value, f.name)) for f in fields(value)}
+        return OmegaConf.merge(OmegaConf.structured(type(value)), values)
+    if isinstance(value, dict):
+        return {key: _as_node(child) for key, child in value.items()}
+    return escaped(value)
 
 
 def mix_transition_datasets(
@@ -139,7 +154,10 @@ def _counts(
         )
     counts = apportion(size or largest, shares)
     if oversample:
-        return counts
+        row = sum(getattr(next(iter(datasets.values())), name)[:1].nbytes for name in COLUMNS)
+        rows = sum(counts)
+        with enough_memory(2 * rows * row, f"A mix of {rows:,} rows", lambda k: f"try dataset.size={int(rows * k)}"):
+            return counts
     return [min(count, length) for count, length in zip(counts, lengths, strict=True)]
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlx.data.replay import Replay, UniformConfig, cut
+from rlx.data.replay import Replay, UniformConfig, cut, whole
 from rlx.errors import require
 from rlx.types import Batch, Spec
 
@@ -140,7 +140,7 @@ class PrioritizedReplay(Replay):
 
     def load_state(self, state: dict) -> None:
         super().load_state(state)
-        self.drawn, self.largest = state["drawn"], state["largest"]
+        self.drawn, self.largest = whole(state["drawn"]), float(state["largest"])
 
     def tensors(self) -> dict[str, Tensor]:
         """And the priorities."""
@@ -150,5 +150,7 @@ class PrioritizedReplay(Replay):
     def load_tensors(self, saved: dict[str, Tensor]) -> None:
         super().load_tensors(saved)
         priority = saved["priority"].numpy()[-self.capacity :]  # the capacity may have changed since
+        if not np.all(np.isfinite(priority) & (priority > 0)):
+            raise ValueError("priorities have to be positive")
         stream = np.arange(self.total - len(priority), self.total)
         self._tree.fill(stream % self.capacity, priority)

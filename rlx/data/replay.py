@@ -87,6 +87,13 @@ class Gathered(NamedTuple):
     outside: tuple[Tensor, Tensor] | None = None  # obs and next_obs, where they are not in the rows
 
 
+def whole(value: Any) -> int:
+    """A counter of a checkpoint; ValueError unless it is one."""
+    if type(value) is not int or not 0 <= value < 2**62:
+        raise ValueError(f"{value!r} is not a counter")
+    return value
+
+
 class Replay:
     """A ring of transitions of `num_envs` envs. Row k of the stream lies at k % capacity."""
 
@@ -265,7 +272,7 @@ class Replay:
         return {"total": self.total, "rng": self._rng.bit_generator.state}
 
     def load_state(self, state: dict) -> None:
-        self.total = state["total"]
+        self.total = whole(state["total"])
         self._rng.bit_generator.state = state["rng"]
 
     def cut_off(self, envs: Sequence[int]) -> None:

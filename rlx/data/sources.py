@@ -1,13 +1,15 @@
 """Where datasets come from: files, an env, an earlier run. (Minari has a module of its own.)
 
 Every source is a config dataclass and a function `load_x(cfg, spec, seed) -> TransitionDataset` whose result is
-checked against the env and has its box actions in [-1, 1]. Where there is no env, the Spec is taken from the data:
+checked against the env and has its box actions in [-1, 1]. One that makes envs or other sources also takes `trust`, the
+modules that the user allows. Where there is no env, the Spec is taken from the data:
 files are then read with `spec=None`, and `finish` is called once it is known.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -19,12 +21,16 @@ from rlx.data.columns import Array, assemble
 from rlx.data.dataset import TransitionDataset
 from rlx.data.files import NpzArrays, existing, hdf5_array, hdf5_file, hdf5_map, readable
 from rlx.errors import UserError
+from rlx.memory import enough_memory
+from rlx.saved import restoring
 from rlx.types import Spec
 
 if TYPE_CHECKING:
     from rlx.envs.factory import EnvConfig
 
 log = logging.getLogger("rlx")
+
+ROW_COST = 500  # bytes of a transition's Python objects besides its observations, roughly
 
 
 class ActionsOutside(str, Enum):
@@ -105,11 +111,11 @@ def load_hdf5(cfg: Hdf5Config, spec: Spec | None, seed: int = 0) -> TransitionDa
     return finish(read_hdf5(cfg.path, cfg.memory == Memory.mmap), cfg, spec)
 
 
-def load_random(cfg: RandomConfig, spec: Spec, seed: int = 0) -> TransitionDataset:
+def load_random(cfg: RandomConfig, spec: Spec, seed: int = 0, trust: Sequence[str] = ()) -> TransitionDataset:
     from rlx.envs.factory import EnvConfig
 
     env = cfg.env if isinstance(cfg.env, EnvConfig) else spec.env_id  # outside of a run there is the id alone
-    return finish(roll_out_random(env, cfg.size, seed), cfg, spec)
+    return finish(roll_out_random(env, cfg.size, seed, trust), cfg, spec)
 
 
 def load_run(cfg: RunConfig, spec: Spec | None, seed: int = 0) -> TransitionDataset:
@@ -224,33 +230,36 @@ def read_run(path: str) -> TransitionDataset:
     folder = Path(path).expanduser()
     if not (folder / "checkpoints").is_dir():
         raise UserError(f"{folder}: is not the folder of a run: expected one that holds checkpoints.")
-    arrays, env_id = read_replay(folder)
+    with restoring(folder):
+        arrays, env_id = read_replay(folder)
     dataset = TransitionDataset.from_dict(arrays, source=str(folder), env_id=env_id)
     dataset.scaled = dataset.action.dtype.kind == "f"  # a replay holds actions as learners see them
     dataset.notes += ("rewards are as the learner of that run saw them, after its reward transform",)
     return dataset
 
 
-def roll_out_random(env_or_id: EnvConfig | str, size: int, seed: int) -> TransitionDataset:
+def roll_out_random(env_or_id: EnvConfig | str, size: int, seed: int, trust: Sequence[str] = ()) -> TransitionDataset:
     """`size` transitions of uniformly random actions; the same for the same seed."""
     from rlx.envs.factory import EnvConfig, make_env
 
     cfg = EnvConfig(id=env_or_id) if isinstance(env_or_id, str) else env_or_id
     if size < 1:
         raise UserError(f"dataset.size={size} is not possible; give 1 or more.")
-    env = make_env(cfg)
+    env = make_env(cfg, trust)
     env.action_space.seed(seed)
     columns: dict[str, list[Any]] = {
         name: [] for name in ("obs", "action", "reward", "next_obs", "terminated", "truncated")
     }
     obs, _ = env.reset(seed=seed)
-    for _ in range(size):
-        action = env.action_space.sample()
-        next_obs, reward, terminated, truncated, _ = env.step(action)
-        row = (obs, action, reward, next_obs, terminated, truncated)
-        for column, value in zip(columns.values(), row, strict=True):
-            column.append(value)
-        obs = env.reset()[0] if terminated or truncated else next_obs
-    env.close()
-    arrays = {name: np.asarray(values) for name, values in columns.items()}
+    needed = size * (4 * np.asarray(obs).nbytes + ROW_COST)  # as they come, and as arrays
+    with enough_memory(needed, f"A dataset of {size:,} transitions", lambda k: f"try dataset.size={int(size * k)}"):
+        for _ in range(size):
+            action = env.action_space.sample()
+            next_obs, reward, terminated, truncated, _ = env.step(action)
+            row = (obs, action, reward, next_obs, terminated, truncated)
+            for column, value in zip(columns.values(), row, strict=True):
+                column.append(value)
+            obs = env.reset()[0] if terminated or truncated else next_obs
+        env.close()
+        arrays = {name: np.asarray(values) for name, values in columns.items()}
     return TransitionDataset.from_dict(arrays, source=f"random actions in {cfg.id}", env_id=cfg.id)

@@ -11,6 +11,8 @@ from rlx.envs.runner import to_env_units
 from rlx.envs.scores import normalized_score
 from rlx.envs.vector import Step, VectorEnv
 
+MOST_EPISODES = 10**6  # beyond which a number of episodes is a mistake
+
 
 class Episodes(NamedTuple):
     """What each evaluation episode came to."""

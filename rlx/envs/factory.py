@@ -7,7 +7,7 @@ import importlib.util
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,11 +18,14 @@ from omegaconf import MISSING
 
 from rlx.envs.vector import AsyncEnvs, NativeEnvs, SyncEnvs, VectorEnv
 from rlx.errors import UserError, nearest
+from rlx.saved import trusted
 from rlx.types import Goal, Spec
 
 # What vectorization=auto goes by (benchmarks/env_throughput.py):
 NATIVE_FROM = 8  # envs from which a native implementation is the faster one
 WORKER_COST = 5e-4  # seconds per env step that a process of its own costs, at most
+
+MOST_ENVS = {"sync": 2**16, "native": 2**20, "async": 2**10}  # beyond which a number of envs is a mistake
 
 # Extras whose envs are registered by importing a package. A config names the extra, never the package, so that a saved
 # one cannot have any other module imported.
@@ -70,11 +73,14 @@ def is_goal_space(space: spaces.Space) -> bool:
     return all(isinstance(space.get(k), spaces.Box) for k in ("observation", "achieved_goal", "desired_goal"))
 
 
-def make_env(cfg: EnvConfig, **kwargs: Any) -> gym.Env:
-    """One environment whose observations are a single array."""
+def make_env(cfg: EnvConfig, trust: Sequence[str] = (), **kwargs: Any) -> gym.Env:
+    """One environment whose observations are a single array; `trust` are the modules that an id may have imported."""
     limit = {"max_episode_steps": cfg.max_episode_steps} if cfg.max_episode_steps else {}
     if not re.fullmatch(r"([\w.]+:)?[\w./-]+", cfg.id):
         raise UserError(f"env.id={cfg.id!r} is no id of an environment; give one such as env.id=Pendulum-v1.")
+    module, colon, _ = cfg.id.partition(":")
+    if colon and not trusted(module, trust):
+        raise UserError(f"env.id={cfg.id} imports {module}, which is not trusted; add trust=[{module}] to allow it.")
     try:
         if cfg.extra in REGISTERED_BY:
             importlib.import_module(REGISTERED_BY[cfg.extra])
@@ -85,7 +91,8 @@ def make_env(cfg: EnvConfig, **kwargs: Any) -> gym.Env:
         hint = f"pip install 'rlx[{cfg.extra}]'" if cfg.extra else "install the package that provides it"
         raise UserError(f"env.id={cfg.id} needs a package that is not installed ({error}): {hint}.") from error
     except TypeError as error:
-        raise UserError(f"env.kwargs={dict(cfg.kwargs)} does not fit {cfg.id}: {error}.") from error
+        names = ", ".join(map(str, cfg.kwargs))  # without the values, which may come from the environment
+        raise UserError(f"env.kwargs ({names}) does not fit {cfg.id}: {error}.") from error
     except (AssertionError, AttributeError) as error:
         if cfg.extra is None:
             raise
@@ -150,12 +157,15 @@ def _goal_of(env: gym.Env) -> Goal | None:
     return Goal(dim=dim, achieved=(start, start + dim), desired=(start + dim, start + 2 * dim))
 
 
-def make_vector_env(cfg: EnvConfig, num_envs: int | None = None) -> VectorEnv:
-    """`num_envs` environments (default: as configured) behind one interface."""
+def make_vector_env(cfg: EnvConfig, num_envs: int | None = None, trust: Sequence[str] = ()) -> VectorEnv:
+    """`num_envs` environments (default: as configured) behind one interface; `trust` as in `make_env`."""
     n = cfg.num_envs if num_envs is None else num_envs
     if n < 1:
         raise UserError(f"env.num_envs={n} is not possible; give at least 1.")
     kind = cfg.vectorization
+    most = MOST_ENVS.get(kind, max(MOST_ENVS.values()))
+    if n > most:
+        raise UserError(f"env.num_envs={n} is more than rlx makes with env.vectorization={kind}; give at most {most}.")
     if kind in ("native", "auto"):
         native = _native(cfg, n) if kind == "native" or n >= NATIVE_FROM else None
         if native is not None:
@@ -164,23 +174,26 @@ def make_vector_env(cfg: EnvConfig, num_envs: int | None = None) -> VectorEnv:
             raise UserError(
                 f"{cfg.id} has no native vector implementation that rlx can use; use env.vectorization=sync."
             )
-        kind = "async" if _workers_pay(cfg, n) else "sync"
+        few = n <= MOST_ENVS["async"]
+        kind = "async" if few and _workers_pay(cfg, n, trust) else "sync"
+        if n > MOST_ENVS[kind]:
+            raise UserError(f"env.num_envs={n} is more than rlx makes of {cfg.id}; give at most {MOST_ENVS[kind]}.")
     kinds: dict[str, Callable[..., VectorEnv]] = {"sync": SyncEnvs, "async": AsyncEnvs}
     if kind not in kinds:
         raise UserError(f"env.vectorization={kind} is not known; choose sync, async, native or auto.")
-    return kinds[kind]([lambda: make_env(cfg)] * n)
+    return kinds[kind]([lambda: make_env(cfg, trust)] * n)
 
 
-def _workers_pay(cfg: EnvConfig, n: int) -> bool:
+def _workers_pay(cfg: EnvConfig, n: int, trust: Sequence[str]) -> bool:
     """Is a step of this env so slow that processes of their own save more time than they cost?"""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     at_once = min(n, cores)
-    return at_once > 1 and _step_seconds(cfg) * (1 - 1 / at_once) > WORKER_COST
+    return at_once > 1 and _step_seconds(cfg, trust) * (1 - 1 / at_once) > WORKER_COST
 
 
-def _step_seconds(cfg: EnvConfig, steps: int = 5) -> float:
+def _step_seconds(cfg: EnvConfig, trust: Sequence[str], steps: int = 5) -> float:
     """The fastest of some steps."""
-    env = make_env(cfg)
+    env = make_env(cfg, trust)
     env.reset(seed=0)
     env.action_space.seed(0)
     found = []

@@ -40,7 +40,7 @@ class Jsonl(Callback):
     order = 60
 
     def __init__(self, cfg: JsonlConfig):
-        if not cfg.filename or Path(cfg.filename).name != cfg.filename:
+        if cfg.filename in ("", "..") or Path(cfg.filename).name != cfg.filename:
             raise UserError(
                 f"logger.jsonl.filename={cfg.filename} is not the name of a file in the run folder; give one such as "
                 "metrics.jsonl."
@@ -56,7 +56,11 @@ class Jsonl(Callback):
 
     def on_run_start(self, trainer: Trainer) -> None:
         path = trainer.run_dir / self.cfg.filename
-        file = open(path, "ab")  # noqa: SIM115  (open for the whole run)
+        try:  # a link would lead out of the run folder; a FIFO has no end
+            fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        except OSError as error:
+            raise UserError(f"{path} cannot be written to ({error.strerror}); it has to be a regular file.") from error
+        file = open(fd, "ab")  # noqa: SIM115  (open for the whole run)
         if trainer.resumed:
             size = path.stat().st_size
             # A run that had no such logger at its checkpoint keeps what is there, unless it starts over.

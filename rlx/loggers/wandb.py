@@ -1,12 +1,13 @@
 """Weights & Biases: `logger=wandb`, offline unless asked (`logger.wandb.mode=online`).
 
 The run id is part of the checkpoint, so that a resumed run goes on under the id it had. The config is sent as it was
-composed, interpolations unresolved: what `${oc.env:...}` stands for stays on this machine.
+composed, interpolations unresolved, and so are names and tags: what `${oc.env:...}` stands for stays on this machine.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import socket
 import urllib.parse
 import urllib.request
@@ -18,6 +19,7 @@ from omegaconf import OmegaConf
 
 from rlx.callbacks.bus import Callback
 from rlx.errors import UserError
+from rlx.files import refuse_link
 
 if TYPE_CHECKING:
     import wandb
@@ -66,6 +68,9 @@ class Wandb(Callback):
         self.run_id = uuid.uuid4().hex[:12]  # uuid4 reads the system's entropy, not the run's generators
         self._run: wandb.Run | None = None
 
+    def check(self, trainer: Trainer) -> None:
+        refuse_link(trainer.run_dir / "wandb")
+
     def on_run_start(self, trainer: Trainer) -> None:
         import wandb
 
@@ -105,4 +110,6 @@ class Wandb(Callback):
         return {"id": self.run_id}
 
     def load_state(self, state: dict[str, Any]) -> None:
+        if not re.fullmatch(r"[0-9a-zA-Z_-]{1,64}", state["id"]):  # it becomes part of a file name
+            raise ValueError(f"{state['id']!r} is not the id of a run")
         self.run_id = state["id"]

@@ -37,6 +37,7 @@ from rlx.errors import UserError
 from rlx.learner import Learner
 from rlx.rewards import RewardTransform
 from rlx.rng import rng_state, seeded, set_rng_state
+from rlx.saved import check_like, parse
 from rlx.types import Batch, Rollout, Spec
 
 if TYPE_CHECKING:
@@ -419,6 +420,7 @@ class Trainer:
         state = saved.state
         self._refuse_other_data(state.get("data"))
         self.resumed = True
+        self._check_state(saved)
         self.state = TrainerState(**state["trainer"])
         self.learner.load_tensors(saved.tensors["learner"])
         self.learner.load_counters(state["learner"])
@@ -443,16 +445,34 @@ class Trainer:
         if self.state.stop_reason in (*BUDGETS, *INTERRUPTS.values()) or self._other_rule(saved):
             self.state.should_stop, self.state.stop_reason = False, ""
 
+    def _check_state(self, saved: Checkpoint) -> None:
+        """ValueError where the numbers of a checkpoint cannot be those of this run."""
+        state, phases = saved.state, self.settings.phases
+        check_like(state["trainer"], asdict(TrainerState()), "trainer")
+        check_like(state["learner"], self.learner.counters(), "learner")
+        check_like(state["reward"], self.reward.state(), "reward")
+        counters = (*state["learner"].values(), *(v for v in state["trainer"].values() if type(v) is int))
+        if min(counters, default=0) < 0 or state["trainer"]["phase"] not in ("", *phases):
+            raise ValueError("its counters or its phase are not those of a run")
+        if self._runner is not None and len(state["journal"]["episodes"]) != self._runner.num_envs:
+            raise ValueError(f"it is of {len(state['journal']['episodes'])} envs")
+        if self.replay is not None and state["replay"]["total"] != max((s["end"] for s in saved.segments), default=0):
+            raise ValueError("its replay is not whole")
+        if self.prior is not None and state["prior"]["total"] != self.prior.total:
+            raise ValueError("its dataset had another length")
+        for part in (state["reward"], state["reward"]["running"] or {}):
+            if self._runner is not None and len(part.get("returns") or self._runner.obs) != self._runner.num_envs:
+                raise ValueError("its returns are of another number of envs")
+
     def _other_rule(self, saved: Checkpoint) -> bool:
         """Did early stopping end the run, by a rule that has since been taken away or changed?"""
 
         def rules(cfg: Any) -> list[Any]:
-            nodes = OmegaConf.to_container(cfg.callbacks or OmegaConf.create({}))
-            assert isinstance(nodes, dict)
-            return [node for node in nodes.values() if node and str(node["_target_"]).endswith(".EarlyStopping")]
+            nodes = (cfg["callbacks"] or {}).values()
+            return [node for node in nodes if node and str(node["_target_"]).endswith(".EarlyStopping")]
 
         stopped = self.state.stop_reason.startswith("early_stopping")
-        return stopped and rules(self.cfg) != rules(OmegaConf.create(saved.config))
+        return stopped and rules(OmegaConf.to_container(self.cfg)) != rules(parse(saved.config))
 
     def _refuse_other_data(self, saved: dict[str, int] | None) -> None:
         """The dataset is not part of a checkpoint: it has to be the one that the run began with."""
