@@ -15,7 +15,7 @@ As in the authors' code, the target is that of the best of `n_actions`, max_a mi
 threshold is not weighted. Their policies start with a std of 1 / e and with last layers scaled by 0.01, ours do not.
 
 AntMaze, as the authors: lagrange_threshold=0.8, actor_hidden=[256, 256], critic_hidden=[256, 256, 256, 256], rewards
-times 10 less 5 (experiment=cal_ql_antmaze_paper).
+times 10 less 5 (experiment=cal_ql_paper).
 """
 
 from __future__ import annotations

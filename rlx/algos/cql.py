@@ -46,7 +46,7 @@ class CQLConfig(ActorCriticConfig):
     lagrange_threshold: float | None = None  # the gap that a learned multiplier allows; None: weight alone
     max_q_backup: bool = False  # bootstrap from the best of n_actions
     backup_entropy: bool = False  # entropy bonus in the target
-    bc_updates: int = 40_000  # updates of imitation before the policy follows the critics; for runs of a million
+    bc_updates: int = 1_000  # updates of imitation before the policy follows the critics; paper: 40,000 of a million
 
 
 def cql_loss(

@@ -7,7 +7,7 @@
 
 So the statistics of a batch are those of both actions, which is what lets the target networks go. a' and the Q of the
 actor's loss use the running statistics (see batchrenorm.py). Wide critics, a large learning rate and a small beta1 of
-Adam belong to the method.
+Adam (of actor and critics; the temperature has the usual one) belong to the method.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class CrossQConfig(ActorCriticConfig):
     actor_lr: float = 1e-3
     critic_lr: float = 1e-3
     alpha_lr: float = 1e-3
-    beta1: float = 0.5  # of Adam
+    beta1: float = 0.5  # of Adam, for the actor and the critics
     alpha: float = 1.0  # the temperature, or its first value
     learn_alpha: bool = True  # move the temperature towards the target entropy
     target_entropy: float | None = None  # None: -dim(A)
     policy_delay: int = 3  # updates of the critics per update of the actor and the temperature
-    renorm_warmup: int = 100_000  # updates before batch renormalisation; plain batch normalisation until then
+    renorm_warmup: int = 100_000  # passes of a network before batch renormalisation; plain batch normalisation so far
 
 
 class Actor(torch.nn.Module):
@@ -93,7 +93,7 @@ class CrossQ(Learner):
         self.optimizers = {
             "actor": Adam(self.actor.parameters(), cfg.actor_lr, betas),
             "critic": Adam(self.critic.parameters(), cfg.critic_lr, betas),
-            "alpha": Adam([self.log_alpha], cfg.alpha_lr, betas),
+            "alpha": Adam([self.log_alpha], cfg.alpha_lr),
         }
 
     def act(self, obs: Tensor, explore: bool) -> Tensor:
@@ -101,18 +101,20 @@ class CrossQ(Learner):
 
     def update(self, batch: Batch) -> Metrics:
         self.updates += 1
-        renorm = self.updates > self.cfg.renorm_warmup
-        return self._learn(self.normalized(batch), renorm, self.due(self.cfg.policy_delay))
+        # each network warms up by passes of its own, of which the delayed actor makes fewer
+        passes = (self.updates, self.updates // self.cfg.policy_delay)
+        critic_renorm, actor_renorm = (n > self.cfg.renorm_warmup for n in passes)
+        return self._learn(self.normalized(batch), critic_renorm, actor_renorm, self.due(self.cfg.policy_delay))
 
     @compilable
-    def _learn(self, batch: Batch, renorm: bool, improve: bool) -> Metrics:
+    def _learn(self, batch: Batch, critic_renorm: bool, actor_renorm: bool, improve: bool) -> Metrics:
         alpha = self.log_alpha.detach().exp()
 
-        loss, metrics = self._critic_loss(batch, alpha, renorm)
+        loss, metrics = self._critic_loss(batch, alpha, critic_renorm)
         self.optimizers["critic"].minimize(loss)
 
         if improve:
-            loss, log_prob, actor_metrics = self._actor_loss(batch.obs, alpha, renorm)
+            loss, log_prob, actor_metrics = self._actor_loss(batch.obs, alpha, actor_renorm)
             self.optimizers["actor"].minimize(loss)
             loss, alpha_metrics = alpha_loss(self.log_alpha, log_prob, self.target_entropy)
             if self.cfg.learn_alpha:

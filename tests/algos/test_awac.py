@@ -124,3 +124,16 @@ def test_learns_to_imitate_or_to_improve(options: dict[str, object], expected: f
     for _ in range(500):
         learner.update(bandit(256))
     assert learner.act(torch.randn(64, 2), explore=False).mean().item() == pytest.approx(expected, abs=0.1)
+
+
+def test_weight_decay_is_of_the_actor_alone() -> None:
+    """The first step of Adam is lr * sign(gradient + decay * weight): with a large decay, towards 0."""
+    learner = make(actor_weight_decay=1e6, actor_lr=1e-3)
+    before = learner.actor.net.weights[0].detach().clone()
+    critic = learner.optimizers["critic"]
+    learner.update(bandit())
+    moved = learner.actor.net.weights[0].detach() - before
+    torch.testing.assert_close(moved, -1e-3 * before.sign(), atol=1e-5, rtol=1e-3)
+    assert critic.weight_decay == 0.0
+    with pytest.raises(UserError, match="actor_weight_decay"):
+        make(actor_weight_decay=-1.0)
