@@ -15,6 +15,7 @@ from rlx.algos.bear import BEAR, BEARConfig
 from rlx.algos.cal_ql import CalQL, CalQLConfig
 from rlx.algos.cql import CQL, CQLConfig
 from rlx.algos.iql import IQL, IQLConfig
+from rlx.algos.rlpd import RLPD, RLPDConfig
 from rlx.algos.td3_bc import TD3BC, TD3BCConfig
 
 
@@ -23,6 +24,7 @@ def awac(weighting: str, **fields: Any) -> AWACConfig:
 
 
 BEAR_DRAWS = [["vae", "next_action", "latents", "action"]]
+RLPD_STEPS = 3 * [["members", "next_action"]]  # and one that moves the policy, too
 CASES = {
     "awac": Case(AWAC, awac, 2e-6, [["next_action", "action"]]),
     "awac_softmax": Case(AWAC, awac, 2e-6, [["next_action", "action"]]),
@@ -35,6 +37,7 @@ CASES = {
     "cql": Case(CQL, CQLConfig, 2e-6, [["next_action", "uniform", "drawn", "action"]]),
     "cql_lagrange": Case(CQL, CQLConfig, 2e-6, [["next_actions", "uniform", "drawn", "action"]]),
     "iql": Case(IQL, IQLConfig, 3e-6),
+    "rlpd": Case(RLPD, RLPDConfig, 5e-6, [*RLPD_STEPS, [*RLPD_STEPS[0], "action"]]),
     "td3_bc": Case(TD3BC, TD3BCConfig, 8e-7, [["target_noise"]], fixed=["obs_mean", "obs_std"]),
 }
 
