@@ -189,6 +189,11 @@ def test_acting_uses_the_running_statistics() -> None:
     assert not torch.equal(learner.act(obs, explore=True), learner.act(obs, explore=True))
 
 
+def test_target_entropy() -> None:
+    assert make().target_entropy == -float(SPEC.action_dim)
+    assert make(target_entropy=-0.25).target_entropy == -0.25
+
+
 def test_a_fixed_temperature_stays() -> None:
     learner = make(alpha=0.2, learn_alpha=False, policy_delay=1)
     learner.update(bandit())
