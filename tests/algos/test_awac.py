@@ -94,6 +94,14 @@ def test_targets_follow_slowly() -> None:
     torch.testing.assert_close(learner.target_critic.weights[0], before.lerp(learner.critic.weights[0], 0.25))
 
 
+def test_the_std_is_bounded() -> None:
+    learner = make()
+    for log_std, bounded in ((3.0, 0.0), (-20.0, -6.0)):
+        with torch.no_grad():
+            learner.actor.log_std.fill_(log_std)
+        assert learner.actor(torch.zeros(1, 2)).log_std.tolist() == [bounded]
+
+
 def test_acting() -> None:
     learner = make()
     obs = torch.randn(100, 2)

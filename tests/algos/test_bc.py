@@ -69,6 +69,10 @@ def test_gaussian_std_has_a_floor_and_samples_stay_in_the_box() -> None:
     with torch.no_grad():
         policy.log_std.fill_(-100.0)
     assert policy(torch.zeros(1, 2)).log_std.item() == -5.0
+    torch.manual_seed(0)
+    obs = torch.zeros(1000, 2)
+    noise = policy.act(obs, explore=True) - policy.act(obs, explore=False)
+    assert noise.std().item() == pytest.approx(math.exp(-5.0), rel=0.1)
     with torch.no_grad():
         policy.log_std.fill_(100.0)
     actions = policy.act(torch.zeros(200, 2), explore=True)

@@ -40,6 +40,7 @@ def network() -> RenormMLP:
         for layer in net.layers():
             layer.mean.normal_(0.0, 0.3)
             layer.var.uniform_(0.05, 3.0)
+            layer.mean[..., 0] = 20.0  # further than d may correct
     return net
 
 
@@ -188,6 +189,11 @@ def test_acting_uses_the_running_statistics() -> None:
     obs = torch.randn(3, 2)
     torch.testing.assert_close(learner.act(obs, explore=False)[:1], learner.act(obs[:1], explore=False))
     assert not torch.equal(learner.act(obs, explore=True), learner.act(obs, explore=True))
+
+
+def test_target_entropy() -> None:
+    assert make().target_entropy == -float(SPEC.action_dim)
+    assert make(target_entropy=-0.25).target_entropy == -0.25
 
 
 def test_a_fixed_temperature_stays() -> None:

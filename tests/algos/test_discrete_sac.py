@@ -81,6 +81,13 @@ def test_target_entropy_is_a_share_of_the_largest() -> None:
     assert make(target_entropy_scale=0.98).target_entropy == pytest.approx(0.98 * math.log(3.0))
 
 
+def test_eps_of_adam_reaches_the_actor_and_the_critics() -> None:
+    for learner, eps in ((make(), 1e-4), (make(adam_eps=1e-3), 1e-3)):
+        assert {name: adam.eps for name, adam in learner.optimizers.items()} == {
+            "actor": eps, "critic": eps, "alpha": 1e-8,
+        }  # fmt: skip
+
+
 def test_td_errors_are_told_to_a_prioritized_replay() -> None:
     learner = make()
     constant(learner.critic, torch.tensor([[1.0, 1.0, 1.0], [2.0, 2.0, 2.0]]))

@@ -60,13 +60,16 @@ def test_names_of_the_metrics() -> None:
 
 def test_actor_and_critic_see_the_new_value_and_the_target_critic() -> None:
     learner = make(value_lr=1e-2)
+    with torch.no_grad():
+        for p in learner.critic.parameters():  # away from its targets
+            p.add_(0.1)
     before = copy.deepcopy(learner)
-    batch = bandit()._replace(terminated=torch.zeros(64))
+    batch = bandit()._replace(terminated=torch.zeros(64), discount=torch.full((64,), 0.25))
     metrics = learner.update(batch)
     with torch.no_grad():
         q = before.target_critic(batch.obs, batch.action).amin(0)
         new, old = learner.value(batch.obs).squeeze(-1), before.value(batch.obs).squeeze(-1)
-        target = batch.reward + 0.99 * learner.value(batch.next_obs).squeeze(-1)
+        target = batch.reward + 0.25 * learner.value(batch.next_obs).squeeze(-1)
     assert metrics["q/advantage"].item() == pytest.approx((q - new).mean().item(), abs=1e-6)
     assert metrics["q/advantage"].item() != pytest.approx((q - old).mean().item(), abs=1e-3)
     assert metrics["q/target"].item() == pytest.approx(target.mean().item(), abs=1e-6)

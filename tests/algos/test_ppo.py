@@ -145,6 +145,18 @@ def test_gradient_is_that_of_the_loss(kind: str, clip_range_value: float | None)
         torch.testing.assert_close(ours, theirs * (0.01 / norm), rtol=1e-4, atol=1e-7)
 
 
+def test_only_gradients_beyond_the_limit_are_scaled():
+    torch.manual_seed(0)
+    learner = PPO(PPOConfig(hidden=[8, 8], max_grad_norm=1e6), spec_of())
+    data = experience(make_rollout(learner), learner, 0.95)
+    learner._differentiate(data)
+    free = learner._grad.clone()
+    for limit, scale in ((1e3, 1.0), (0.25, 0.25 / free.norm().item())):
+        learner.cfg.max_grad_norm = limit
+        learner._differentiate(data)
+        torch.testing.assert_close(learner._grad, free * scale)
+
+
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_update_moves_every_weight_and_reports(kind: str):
     torch.manual_seed(0)

@@ -65,6 +65,18 @@ def test_entropy_in_the_backup_is_a_choice() -> None:
     assert targets == pytest.approx([-0.5 * log_prob, 0.0], rel=1e-5)
 
 
+def test_terminated_states_do_not_bootstrap() -> None:
+    batch = bandit()
+    assert make().update(batch)["q/target"].item() == pytest.approx(batch.reward.mean().item(), rel=1e-6)
+
+
+def test_the_actor_climbs_the_mean_of_all_critics() -> None:
+    learner = make(policy_delay=1, alpha=1e-9, critic_lr=1e-12)
+    constant_targets(learner)
+    learner.critic.load_state_dict(learner.target_critic.state_dict())
+    assert learner.update(bandit())["loss/actor"].item() == pytest.approx(-2.0, rel=1e-5)  # mean of 0..4
+
+
 def test_the_actor_and_the_temperature_move_on_the_last_minibatch() -> None:
     learner = make()
     critic_names = {"loss/critic", "q/mean", "q/target"}

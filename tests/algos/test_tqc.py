@@ -158,6 +158,11 @@ def test_critics_may_be_wider_than_the_actor() -> None:
     assert [tuple(w.shape) for w in learner.actor.net.weights] == [(2, 32), (32, 32), (32, 2)]
 
 
+def test_target_entropy() -> None:
+    assert make().target_entropy == -float(SPEC.action_dim)
+    assert make(target_entropy=-0.25).target_entropy == -0.25
+
+
 def test_a_fixed_temperature_stays() -> None:
     learner = make(alpha=0.2, learn_alpha=False)
     learner.update(bandit())

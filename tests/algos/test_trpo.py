@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlx.algos.ppo import experience
-from rlx.algos.trpo import TRPO, TRPOConfig, conjugate_gradient, flat_grad
+from rlx.algos.trpo import TRPO, TRPOConfig, assign, conjugate_gradient, flat_grad
 from rlx.errors import UserError
 from rlx.types import Rollout, Spec
 
@@ -102,6 +102,30 @@ def test_line_search_puts_the_policy_back():
         assert torch.equal(weights(learner.policy), before)
     assert learner._line_search(data, 1e-3 * ascent, objective)["step_accepted"] == 1.0
     assert not torch.equal(weights(learner.policy), before)
+
+
+def test_line_search_takes_the_longest_step_that_holds():
+    torch.manual_seed(0)
+    learner = TRPO(TRPOConfig(hidden=[8], max_kl=0.01, line_search_shrink=0.5), spec_of())
+    data = experience(make_rollout(learner), learner, 0.95)
+    params, start, old = list(learner.policy.parameters()), weights(learner.policy), learner.policy.snapshot(data.obs)
+    objective = (learner.policy(data.obs).log_prob(data.action) * data.advantage).mean()
+    step = 0.01 * flat_grad(objective, params)
+
+    @torch.no_grad()
+    def kl_of(step: torch.Tensor) -> float:
+        assign(params, start + step)
+        kl = old.kl(learner.policy(data.obs)).mean().item()
+        assign(params, start)
+        return kl
+
+    while kl_of(step) < 0.01:
+        step = 1.5 * step
+    metrics = learner._line_search(data, 4.0 * step, data.advantage.mean())  # a quarter is still too long
+    taken = weights(learner.policy) - start
+    assert metrics["step_accepted"] == 1.0
+    torch.testing.assert_close(taken, 0.5 * step, rtol=1e-3, atol=1e-6)
+    assert metrics["kl"].item() == pytest.approx(kl_of(0.5 * step), rel=1e-4)
 
 
 def test_the_critic_never_touches_the_policy():
