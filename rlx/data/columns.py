@@ -11,6 +11,8 @@ What is missing is derived here, once, for every source:
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -19,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlx.errors import UserError, nearest
+from rlx.memory import available_memory
 
 Array = NDArray[Any]
 
@@ -33,7 +36,12 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "ends": ("ends", "episode_terminals", "episode_ends"),
 }
 REQUIRED = ("obs", "action", "reward", "terminated")
+LISTED = 12  # keys of a file that a sentence names
 CHUNK = 1 << 19  # bytes looked at in one go: checks need little memory, and a second look finds them in the cache
+
+
+Declared = Callable[[str], tuple[tuple[int, ...], "np.dtype[Any]"]]  # of a key: shape and dtype, before it is read
+Claim = Callable[[int, int], None]  # bytes declared and bytes needed; refuses what is too much
 
 
 class Columns(NamedTuple):
@@ -90,10 +98,37 @@ def take(column: Any, index: Array) -> Any:
     return MappedColumn(column, index) if isinstance(column, np.memmap) else column[index]
 
 
-def assemble(keys: Collection[str], read: Callable[[str], Array], source: str) -> Columns:
-    """Checked columns of a source whose arrays `read` gives one by one, each only once."""
+def assemble(
+    keys: Collection[str],
+    read: Callable[[str], Array],
+    source: str,
+    declared: Declared | None = None,
+    claim: Claim | None = None,
+    mmap: bool = False,
+) -> Columns:
+    """Checked columns of a source whose arrays `read` gives one by one, each only once.
+
+    With `declared`, the memory that all of them take is claimed before the first is read.
+    """
+    try:
+        return _assemble(keys, read, source, declared, claim, mmap)
+    except MemoryError as error:
+        raise UserError(f"{source}: takes more memory than there is; use a smaller one.") from error
+
+
+def _assemble(
+    keys: Collection[str],
+    read: Callable[[str], Array],
+    source: str,
+    declared: Declared | None,
+    claim: Claim | None,
+    mmap: bool,
+) -> Columns:
     names = map_keys(keys, source)
     files = {column: f"{source}: key '{name}'" for column, name in names.items()}
+    if declared is not None and claim is not None:
+        sizes = {column: declared(name) for column, name in names.items()}
+        claim(sum(math.prod(s) * d.itemsize for s, d in sizes.values()), memory_needed(sizes, mmap))
     found = _read_columns(names, files, read)
     obs, next_obs, reward, terminated = found["obs"], found.get("next_obs"), found["reward"], found["terminated"]
     if len(reward) == 0:
@@ -135,6 +170,40 @@ def _read_columns(names: dict[str, str], files: dict[str, str], read: Callable[[
     return found
 
 
+def memory_needed(sizes: dict[str, tuple[tuple[int, ...], np.dtype[Any]]], mmap: bool = False) -> int:
+    """Bytes that columns of these shapes and dtypes take while they are read, converted and joined."""
+    total = 0
+    for column, (shape, dtype) in sizes.items():
+        if mmap and column in ("obs", "next_obs"):
+            continue
+        entries = math.prod(shape)
+        flag = column in ("terminated", "truncated", "ends")
+        final: Any = np.float32
+        if dtype == np.uint8 and column in ("obs", "next_obs"):
+            final = np.uint8
+        elif dtype.kind in "iu" and column == "action":
+            final = np.int64
+        converted = entries * np.dtype(final).itemsize
+        total += entries * dtype.itemsize + (converted if flag or dtype != final else 0)
+        if column == "obs" and "next_obs" not in sizes:
+            total += 2 * converted  # obs and next_obs are picked from it
+    return total
+
+
+def claim_memory(source: str) -> Claim:
+    """For arrays that are in memory already: what is needed has to be free."""
+
+    def claim(declared: int, needed: int) -> None:
+        free = available_memory()
+        if free is not None and needed - declared > free:
+            raise UserError(
+                f"{source}: needs {(needed - declared) / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free; use a "
+                "smaller one."
+            )
+
+    return claim
+
+
 def map_keys(keys: Collection[str], source: str) -> dict[str, str]:
     """Column -> the key that holds it; exactly one key for each, and the required ones present."""
     found: dict[str, str] = {}
@@ -160,9 +229,17 @@ def _missing(column: str, keys: Collection[str], source: str) -> str:
             "(or 'terminals' and 'timeouts'), so save those two instead."
         )
     aliases = ", ".join(f"'{name}'" for name in ALIASES[column])
-    close = nearest(column, keys)
+    some = [printable(str(key), 60) for key in itertools.islice(keys, 100 * LISTED)]  # a file may have a million
+    close = nearest(column, some)
     hint = f"; did you mean '{close}'" if close else ""
-    return f"{source}: no key for '{column}': expected one of {aliases}, found {', '.join(sorted(keys)[:12])}{hint}."
+    return (
+        f"{source}: no key for '{column}': expected one of {aliases}, found {', '.join(sorted(some)[:LISTED])}{hint}."
+    )
+
+
+def printable(text: str, limit: int = 160) -> str:
+    """Text from a file, fit to stand in a sentence."""
+    return "".join(c if c.isprintable() else "?" for c in text[:limit])
 
 
 def chunks(column: Any) -> Iterator[slice]:
@@ -180,15 +257,26 @@ def bounds(column: Any) -> tuple[float, float]:
     return ends[:, 0].min(), ends[:, 1].max()
 
 
-def _plain(array: Any, where: str) -> Array:
-    """A numeric array; objects, strings, records and scalars are refused."""
-    array = array if isinstance(array, (np.memmap, MappedColumn)) else np.asarray(array)
-    if array.dtype.kind == "O":
+def plain_dtype(dtype: np.dtype[Any], where: str) -> None:
+    """Numbers; objects, strings, dates and records are refused."""
+    if dtype.kind == "O":
         raise UserError(f"{where} is an object array: expected plain numbers, and objects are never unpickled.")
-    if array.dtype.kind not in "fiub":
-        raise UserError(f"{where} has dtype {array.dtype}: expected floats, integers or booleans.")
+    if dtype.kind not in "fiub":
+        raise UserError(f"{where} has dtype {printable(str(dtype), 60)}: expected floats, integers or booleans.")
+
+
+def _plain(array: Any, where: str) -> Array:
+    """A numeric array of rows that are not empty."""
+    if not isinstance(array, (np.memmap, MappedColumn)):
+        try:
+            array = np.asarray(array)
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise UserError(f"{where} is not an array ({printable(str(error))}): expected plain numbers.") from error
+    plain_dtype(array.dtype, where)
     if array.ndim == 0:
         raise UserError(f"{where} is a single number: expected one row per transition.")
+    if 0 in array.shape[1:]:
+        raise UserError(f"{where} has shape {tuple(array.shape)}: expected rows with at least one number.")
     return array
 
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rlx.data.columns import Array, Columns, assemble, bounds, chunks, on_disk, take
+from rlx.data.columns import Array, Columns, assemble, bounds, chunks, claim_memory, on_disk, take
 from rlx.errors import UserError
 from rlx.returns import discounted_returns
 from rlx.types import Spec
@@ -60,7 +60,13 @@ class TransitionDataset:
         cls, arrays: Mapping[str, Any], *, spec: Spec | None = None, source: str = "arrays", env_id: str | None = None
     ) -> TransitionDataset:
         """A dataset from arrays under any of the usual names; with a spec also checked and scaled for it."""
-        dataset = cls(assemble(arrays.keys(), arrays.__getitem__, source), source, env_id)
+
+        def declared(key: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+            given = arrays[key]
+            return getattr(given, "shape", (0,)), getattr(given, "dtype", np.dtype(np.float32))
+
+        columns = assemble(arrays.keys(), arrays.__getitem__, source, declared, claim_memory(source))
+        dataset = cls(columns, source, env_id)
         return dataset if spec is None else dataset.fitted_to(spec)
 
     def __len__(self) -> int:

@@ -15,9 +15,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlx.data.columns import Array, assemble
+from rlx.data.columns import ALIASES, Array, assemble, printable
 from rlx.data.dataset import TransitionDataset
-from rlx.data.files import NpzArrays, existing, hdf5_array, hdf5_file, hdf5_map, readable
+from rlx.data.files import (
+    Allowance,
+    NpzArrays,
+    env_name,
+    existing,
+    expanded,
+    hdf5_array,
+    hdf5_dataset,
+    hdf5_declared,
+    hdf5_file,
+    hdf5_map,
+    hdf5_text,
+)
+from rlx.data.torch_files import TorchTensors
 from rlx.errors import UserError
 from rlx.types import Spec
 
@@ -25,6 +38,8 @@ if TYPE_CHECKING:
     from rlx.envs.factory import EnvConfig
 
 log = logging.getLogger("rlx")
+
+COPIES = 4  # of an array that is stored by episodes: the parts, the whole, and obs and next_obs picked from it
 
 
 class ActionsOutside(str, Enum):
@@ -135,7 +150,7 @@ def load_transition_dataset(source: str | Path, spec: Spec | None = None) -> Tra
     """
     from rlx.data.minari import read_minari, read_minari_folder
 
-    path = Path(source).expanduser()
+    path = expanded(source)
     readers = {".npz": read_npz, ".pt": read_pt, ".pth": read_pt, ".hdf5": read_hdf5, ".h5": read_hdf5}
     if path.suffix in readers:
         dataset = readers[path.suffix](str(source))
@@ -153,62 +168,52 @@ def load_transition_dataset(source: str | Path, spec: Spec | None = None) -> Tra
 def read_npz(path: str, mmap: bool = False) -> TransitionDataset:
     file = existing(path, "npz")
     arrays = NpzArrays(file, mmap)
-    return TransitionDataset(
-        assemble(arrays.members.keys(), arrays.__getitem__, str(file)), str(file), arrays.text("env_id")
+    columns = assemble(
+        arrays.members.keys(), arrays.__getitem__, str(file), arrays.declared, Allowance(file).claim, mmap
     )
+    return TransitionDataset(columns, str(file), arrays.text("env_id"))
 
 
 def read_pt(path: str) -> TransitionDataset:
-    import pickle
-
-    import torch
-
     file = existing(path, "pt")
-    try:
-        with readable(file, "pt"):
-            loaded = torch.load(file, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, IndexError, AttributeError, TypeError) as error:  # what a damaged pickle leads to
-        raise UserError(
-            f"{file}: holds Python objects or is damaged: expected a dict of tensors saved with torch.save, "
-            "and nothing else is ever unpickled."
-        ) from error
-    if not isinstance(loaded, dict):
-        raise UserError(f"{file}: holds a {type(loaded).__name__}, expected a dict of tensors.")
-    env_id = loaded["env_id"] if isinstance(loaded.get("env_id"), str) else None
-    arrays = {str(k): _from_torch(v, str(k), file) for k, v in loaded.items() if not isinstance(v, str)}
-    return TransitionDataset.from_dict(arrays, source=str(file), env_id=env_id)
-
-
-def _from_torch(value: Any, key: str, file: Path) -> Array:
-    import torch
-
-    if not isinstance(value, torch.Tensor):
-        raise UserError(f"{file}: key '{key}' is a {type(value).__name__}, expected a tensor.")
-    return np.asarray((value.float() if value.dtype == torch.bfloat16 else value).detach().numpy())
+    tensors = TorchTensors(file)
+    for key in tensors.values.keys() & {name for names in ALIASES.values() for name in names}:
+        tensors.declared(key)  # refuses what is no tensor, before it is missed
+    columns = assemble(tensors.values.keys(), tensors.__getitem__, str(file), tensors.declared, Allowance(file).claim)
+    return TransitionDataset(columns, str(file), env_name(tensors.values.get("env_id")))
 
 
 def read_hdf5(path: str, mmap: bool = False) -> TransitionDataset:
     file = existing(path, "hdf5")
     with hdf5_file(file) as h5:
-        env_id = str(h5.attrs["env_id"]) if "env_id" in h5.attrs else None
+        env_id = hdf5_text(h5, "env_id")
+        allowance = Allowance(file)
         if "num_episodes" in h5 and "observations_0" in h5:
-            return TransitionDataset.from_dict(_d3rlpy_episodes(h5, file), source=str(file), env_id=env_id)
+            arrays = _d3rlpy_episodes(h5, file, allowance)
+            return TransitionDataset.from_dict(arrays, source=str(file), env_id=env_id)
 
         def read(key: str) -> Array:
             return hdf5_map(h5, key, file) if mmap else hdf5_array(h5, key, file)
 
-        return TransitionDataset(assemble(h5.keys(), read, str(file)), str(file), env_id)
+        def declared(key: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+            return hdf5_declared(hdf5_dataset(h5, key, file), f"{file}: key '{key}'")
+
+        columns = assemble(h5.keys(), read, str(file), declared, allowance.claim, mmap)
+        return TransitionDataset(columns, str(file), env_id)
 
 
-def _d3rlpy_episodes(h5: Any, file: Path) -> dict[str, Array]:
+def _d3rlpy_episodes(h5: Any, file: Path, allowance: Allowance) -> dict[str, Array]:
     """The arrays per episode that d3rlpy 2 writes, one after the other."""
     found: dict[str, list[Array]] = {"observations": [], "actions": [], "rewards": [], "terminals": [], "timeouts": []}
-    for i in range(int(h5["num_episodes"][()])):
+    for i in range(_number(h5, "num_episodes", file, "iu")):
         for key in ("observations", "actions", "rewards"):
-            found[key].append(hdf5_array(h5, f"{key}_{i}", file))
+            array = hdf5_array(h5, f"{key}_{i}", file, allowance, copies=COPIES)
+            if not array.ndim:
+                raise UserError(f"{file}: key '{key}_{i}' is a single number: expected one row per transition.")
+            found[key].append(array)
         last = np.zeros(len(found["rewards"][-1]), dtype=bool)
         last[-1:] = True
-        terminated = bool(hdf5_array(h5, f"terminated_{i}", file))
+        terminated = bool(_number(h5, f"terminated_{i}", file, "iufb"))
         found["terminals"].append(last & terminated)
         found["timeouts"].append(last & (not terminated))
     if not found["rewards"]:
@@ -216,12 +221,21 @@ def _d3rlpy_episodes(h5: Any, file: Path) -> dict[str, Array]:
     return {key: np.concatenate(parts) for key, parts in found.items()}
 
 
+def _number(h5: Any, key: str, file: Path, kinds: str) -> int:
+    """A single number that is not negative."""
+    stored = hdf5_dataset(h5, key, file)
+    if stored.size != 1 or stored.dtype.kind not in kinds or not (value := np.ravel(stored[()])[0]) >= 0:
+        kind = f"shape {stored.shape} and dtype {printable(str(stored.dtype), 60)}"
+        raise UserError(f"{file}: key '{key}' must be a single number of at least 0; it has {kind}.")
+    return int(value)
+
+
 def read_run(path: str) -> TransitionDataset:
     from rlx.checkpoint import read_replay
 
     if not path:
         raise UserError("No run given for the run dataset: say dataset.path=RUN_FOLDER.")
-    folder = Path(path).expanduser()
+    folder = expanded(path)
     if not (folder / "checkpoints").is_dir():
         raise UserError(f"{folder}: is not the folder of a run: expected one that holds checkpoints.")
     arrays, env_id = read_replay(folder)
