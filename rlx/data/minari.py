@@ -31,7 +31,7 @@ import numpy as np
 
 from rlx.data.columns import LISTED, Array, printable
 from rlx.data.dataset import TransitionDataset
-from rlx.data.files import Allowance, env_name, existing, hdf5_array, hdf5_dataset, hdf5_file, readable
+from rlx.data.files import Allowance, env_name, existing, first_line, hdf5_array, hdf5_dataset, hdf5_file, readable
 from rlx.data.pendulum_data import pendulum_mixed
 from rlx.data.sources import COPIES, DatasetConfig, finish
 from rlx.errors import UserError, nearest
@@ -91,9 +91,9 @@ def load_minari(cfg: MinariConfig, spec: Spec, seed: int = 0) -> TransitionDatas
 
 def read_minari(dataset_id: str, root: str | None = None, download: bool = False) -> TransitionDataset:
     """The dataset of that id; built or downloaded first where that is possible and it is not there."""
-    if not re.fullmatch(r"[\w-]+([/.][\w-]+)*", dataset_id):
+    if len(dataset_id) > 250 or not re.fullmatch(r"[\w-]+([/.][\w-]+)*", dataset_id):
         raise UserError(
-            f"'{dataset_id}' is not a Minari id: expected one like D4RL/door/human-v2, or an existing file."
+            f"'{printable(dataset_id)}' is not a Minari id: expected one like D4RL/door/human-v2, or an existing file."
         )
     storage = minari_root(root)
     folder = storage / dataset_id
@@ -250,7 +250,11 @@ def _read_images(stored: Any, data: Path, image: tuple[int, ...], allowance: All
 def _decode(encoded: Array, shape: tuple[int, ...], where: str) -> Array:
     from PIL import Image
 
-    with Image.open(io.BytesIO(encoded.tobytes()), formats=("JPEG",)) as image:
+    try:
+        opened = Image.open(io.BytesIO(encoded.tobytes()), formats=("JPEG",))
+    except Image.DecompressionBombError as error:
+        raise UserError(f"{where} is too large ({first_line(error)}).") from error
+    with opened as image:
         height, width = shape[:2]
         if image.size != (width, height):  # before it is decoded, which allocates what it says
             raise UserError(f"{where} is an image of {image.size}, expected {(width, height)} as its metadata says.")

@@ -154,15 +154,22 @@ def load_transition_dataset(source: str | Path, spec: Spec | None = None) -> Tra
     readers = {".npz": read_npz, ".pt": read_pt, ".pth": read_pt, ".hdf5": read_hdf5, ".h5": read_hdf5}
     if path.suffix in readers:
         dataset = readers[path.suffix](str(source))
-    elif (path / "data" / "metadata.json").exists():
+    elif _has(path, "data/metadata.json"):
         dataset = read_minari_folder(path)
-    elif (path / "checkpoints").is_dir():
+    elif _has(path, "checkpoints"):
         dataset = read_run(str(source))
-    elif path.exists():
+    elif _has(path):
         raise UserError(f"{path}: unknown kind of dataset: expected {', '.join(readers)}, a run or a Minari folder.")
     else:
         dataset = read_minari(str(source))
     return dataset if spec is None else dataset.fitted_to(spec)
+
+
+def _has(folder: Path, name: str = "") -> bool:
+    try:
+        return (folder / name).exists()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
 
 
 def read_npz(path: str, mmap: bool = False) -> TransitionDataset:

@@ -21,7 +21,7 @@ from rlx.data.files import readable, start_of
 from rlx.errors import UserError
 from rlx.files import open_regular
 
-PROGRAM_LIMIT = 2**20  # bytes of the pickle; a hundred tensors take some 20,000
+PROGRAM_LIMIT = 2**18  # bytes of the pickle; a hundred tensors take some 20,000
 LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # how files of PyTorch before 1.6 begin
 DTYPES = {
     "DoubleStorage": "f8",
@@ -37,7 +37,6 @@ DTYPES = {
     "ComplexFloatStorage": "c8",
     "ComplexDoubleStorage": "c16",
 }
-MARK = object()
 
 
 class Global(NamedTuple):
@@ -148,11 +147,12 @@ class TorchTensors:
     def _follow(self, program: bytes) -> dict[str, Any]:
         """What the pickle builds, if that is a dict with names for keys."""
         stack: list[Any] = []
+        marks: list[int] = []
         memo: dict[int, Any] = {}
 
         def since_mark() -> list[Any]:
-            at = len(stack) - 1 - next(i for i, value in enumerate(reversed(stack)) if value is MARK)
-            taken = stack[at + 1 :]
+            at = marks.pop()
+            taken = stack[at:]
             del stack[at:]
             return taken
 
@@ -164,7 +164,7 @@ class TorchTensors:
                 case "STOP":
                     break
                 case "MARK":
-                    stack.append(MARK)
+                    marks.append(len(stack))
                 case "EMPTY_DICT":
                     stack.append({})
                 case "EMPTY_LIST":
@@ -235,10 +235,9 @@ class TorchTensors:
             return arguments[0]
         if name == "torch._utils._rebuild_tensor_v2":
             storage, offset, shape, stride, *_ = arguments
-            numbers = (offset, *shape, *stride)
-            if not isinstance(storage, Storage) or not all(type(n) is int and n >= 0 for n in numbers):
-                raise ValueError("a tensor without a storage or with negative sizes")
-            if len(shape) != len(stride) or len(shape) > 32 or math.prod(shape) > 2**62:
-                raise ValueError(f"a tensor of shape {str(shape)[:60]}")
+            if not isinstance(storage, Storage) or len(shape) != len(stride) or len(shape) > 32:
+                raise ValueError("a tensor without a storage or with too many axes")
+            if not all(type(n) is int and 0 <= n < 2**62 for n in (offset, *shape, *stride, math.prod(shape))):
+                raise ValueError("a tensor with sizes that are not possible")
             return StoredTensor(storage, offset, tuple(shape), tuple(stride))
         raise refused(self.path, f"Python objects or tensors that are not dense ({name})")
