@@ -38,10 +38,11 @@ from rlx.config import (
 )
 from rlx.data.collect import collect_episodes
 from rlx.data.dataset import TransitionDataset
+from rlx.data.episodes import apply_choices
 from rlx.data.inspect import inspect_dataset
 from rlx.data.minari import minari_root, write_minari
 from rlx.data.replay import DatasetReplay, Replay
-from rlx.data.sources import finish, load_transition_dataset
+from rlx.data.sources import choices_of, finish, load_transition_dataset
 from rlx.envs import make_env, make_vector_env, spec_of
 from rlx.envs.factory import EnvConfig
 from rlx.errors import UserError
@@ -484,12 +485,19 @@ def collect(
     return folder
 
 
-def inspect_data(source: str | Path, env: str | None = None) -> list[tuple[str, str]]:
-    """What is in a dataset, as rows of a table; with an env preset or id, also whether it fits."""
+def inspect_data(
+    source: str | Path, env: str | None = None, terminals: str = "check", episodes: str = "check"
+) -> list[tuple[str, str]]:
+    """What is in a dataset, as rows of a table; with an env preset or id, also whether it fits.
+
+    `terminals` and `episodes` are what a run would have in `dataset.terminals` and `dataset.episodes`.
+    """
+    choices = choices_of(terminals, episodes)
     dataset = load_transition_dataset(source)
     spec = None
-    if env is not None:
+    if env is not None and env != NO_ENV:
         preset = (conf_dir() / "env" / f"{env}.yaml").is_file()
         cfg = compose_config([f"env={env}"] if preset else [f"env.id={env}"])
         spec = env_spec(OmegaConf.to_object(cfg.env))  # type: ignore[arg-type]
-    return inspect_dataset(dataset, spec)
+    limit = None if spec is None else spec.episode_limit
+    return inspect_dataset(apply_choices(dataset, choices, limit, check=False), spec)

@@ -8,6 +8,8 @@ files are then read with `spec=None`, and `finish` is called once it is known.
 from __future__ import annotations
 
 import logging
+import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -17,6 +19,7 @@ import numpy as np
 
 from rlx.data.columns import ALIASES, Array, assemble, printable
 from rlx.data.dataset import TransitionDataset
+from rlx.data.episodes import Episodes, Terminals, apply_choices
 from rlx.data.files import (
     Allowance,
     NpzArrays,
@@ -39,6 +42,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("rlx")
 
+MAX_CHOICES = 2**16  # of a discrete action, where there is no env to tell
+TRAJECTORIES = {"obs", "acts", "terminal", "indices"}  # keys of what imitation wrote until 0.4
 COPIES = 4  # of an array that is stored by episodes: the parts, the whole, and obs and next_obs picked from it
 
 
@@ -63,6 +68,8 @@ class DatasetConfig:
     _target_: str = ""
     actions_outside: ActionsOutside = ActionsOutside.clip  # clip them to the box and say so, or refuse (error)
     any_env: bool = False  # take data that names another env, as long as the shapes fit
+    terminals: Terminals = Terminals.check  # refuse time limits stored as terminals; time_limits: correct; as_stored
+    episodes: Episodes = Episodes.check  # warn of missing boundaries; infer: from next_obs; as_stored
 
 
 @dataclass
@@ -134,8 +141,9 @@ def load_run(cfg: RunConfig, spec: Spec | None, seed: int = 0) -> TransitionData
 def finish(dataset: TransitionDataset, cfg: DatasetConfig, spec: Spec | None) -> TransitionDataset:
     """Check against the env, scale actions, and tell what was loaded; without a spec, the data as they are."""
     if spec is None:
-        return dataset
+        return apply_choices(_countable(dataset), cfg, None, check=False)
     dataset = dataset.fitted_to(spec, cfg.actions_outside, cfg.any_env)
+    dataset = apply_choices(dataset, cfg, spec.episode_limit, spec.env_id)
     keys = ", ".join(f"{key} -> {column}" for key, column in dataset.key_map.items())
     log.info("%s: %d transitions, %d episodes (%s)", dataset.source, len(dataset), len(dataset.episodes), keys)
     for note in dataset.notes:
@@ -143,11 +151,42 @@ def finish(dataset: TransitionDataset, cfg: DatasetConfig, spec: Spec | None) ->
     return dataset
 
 
-def load_transition_dataset(source: str | Path, spec: Spec | None = None) -> TransitionDataset:
+def choices_of(terminals: str, episodes: str) -> DatasetConfig:
+    """The two choices from text."""
+    for name, value, kind in (("terminals", terminals, Terminals), ("episodes", episodes, Episodes)):
+        if value not in [choice.value for choice in kind]:
+            listed = ", ".join(choice.value for choice in kind)
+            raise UserError(f"{name}={printable(str(value))} is not possible; choose one of {listed}.")
+    return DatasetConfig(terminals=Terminals(terminals), episodes=Episodes(episodes))
+
+
+def _countable(dataset: TransitionDataset) -> TransitionDataset:
+    """Choices from which the number of choices can be told, where no env tells it."""
+    if dataset.action.dtype.kind != "f" and (dataset.action.min() < 0 or dataset.action.max() >= MAX_CHOICES):
+        low, high = dataset.action.min(), dataset.action.max()
+        raise UserError(
+            f"{dataset.source}: key '{dataset.key_of('action')}' holds choices from {low} to {high}, expected 0 up to "
+            f"{MAX_CHOICES - 1}; choose the env that the data came from."
+        )
+    return dataset
+
+
+def load_transition_dataset(
+    source: str | Path, spec: Spec | None = None, *, terminals: str = "check", episodes: str = "check"
+) -> TransitionDataset:
     """A dataset from a file (.npz, .pt, .hdf5), a run folder, a Minari folder or a Minari id.
 
-    Without a spec, actions stay in the units of the env.
+    Without a spec, actions stay in the units of the env, and nothing is checked that takes the env to know.
     """
+    choices = choices_of(terminals, episodes)
+    dataset = read_any(source)
+    if spec is None:
+        return apply_choices(dataset, choices, None, check=False)
+    return apply_choices(dataset.fitted_to(spec), choices, spec.episode_limit, spec.env_id)
+
+
+def read_any(source: str | Path) -> TransitionDataset:
+    """The rows of a dataset as they are stored."""
     from rlx.data.minari import read_minari, read_minari_folder
 
     path = expanded(source)
@@ -159,10 +198,24 @@ def load_transition_dataset(source: str | Path, spec: Spec | None = None) -> Tra
     elif _has(path, "checkpoints"):
         dataset = read_run(str(source))
     elif _has(path):
-        raise UserError(f"{path}: unknown kind of dataset: expected {', '.join(readers)}, a run or a Minari folder.")
+        raise UserError(_unknown_kind(path, readers))
     else:
         dataset = read_minari(str(source))
-    return dataset if spec is None else dataset.fitted_to(spec)
+    return dataset
+
+
+def _unknown_kind(path: Path, readers: Collection[str]) -> str:
+    """How to come from what other libraries write to something that is read."""
+    into = "np.savez(FILE, obs=..., action=..., reward=..., next_obs=..., terminated=..., truncated=...)"
+    if path.suffix in (".pkl", ".pickle"):
+        return f"{path}: is a pickle, which is never loaded; load it where it came from and save arrays with {into}."
+    if _has(path, "dataset_info.json") and _has(path, "state.json"):
+        return (
+            f"{path}: is a folder of Hugging Face's datasets, as imitation writes it; load it there "
+            "(imitation.data.serialize.load), join the trajectories (next_obs is obs[1:] of each) and save arrays with "
+            f"{into}."
+        )
+    return f"{path}: unknown kind of dataset: expected {', '.join(readers)}, a run or a Minari folder."
 
 
 def _has(folder: Path, name: str = "") -> bool:
@@ -175,10 +228,35 @@ def _has(folder: Path, name: str = "") -> bool:
 def read_npz(path: str, mmap: bool = False) -> TransitionDataset:
     file = existing(path, "npz")
     arrays = NpzArrays(file, mmap)
+    if arrays.members.keys() >= TRAJECTORIES and not mmap:
+        return TransitionDataset.from_dict(_joined_trajectories(arrays, file), source=str(file))
     columns = assemble(
         arrays.members.keys(), arrays.__getitem__, str(file), arrays.declared, Allowance(file).claim, mmap
     )
     return TransitionDataset(columns, str(file), arrays.text("env_id"))
+
+
+def _joined_trajectories(arrays: NpzArrays, file: Path) -> dict[str, Array]:
+    """What imitation wrote until 0.4: trajectories one after the other, obs one longer, cut at `indices`."""
+    allowance = Allowance(file)
+    names: list[str] = [name for name in ("obs", "acts", "rews", "terminal", "indices") if name in arrays.members]
+    for name in names:
+        shape, dtype = arrays.declared(name)
+        allowance.claim(math.prod(shape) * dtype.itemsize, COPIES * math.prod(shape) * dtype.itemsize)
+    found = {name: arrays[name] for name in names}
+    cuts, terminal = found.pop("indices"), found.pop("terminal")
+    steps = len(found["acts"]) if found["acts"].ndim else 0
+    stops = np.append(cuts, steps) if cuts.ndim == 1 and cuts.dtype.kind in "iu" else np.zeros(0)
+    if terminal.shape != stops.shape or not steps or (np.diff(stops, prepend=0) <= 0).any():
+        raise UserError(
+            f"{file}: key 'indices' does not cut {steps} actions into {terminal.size} trajectories, as imitation saves "
+            "them; save the transitions as plain arrays."
+        )
+    last = np.zeros(steps, dtype=bool)
+    last[stops - 1] = True
+    over = np.zeros(steps, dtype=bool)
+    over[stops - 1] = terminal != 0
+    return {**found, "terminated": over, "truncated": last & ~over}
 
 
 def read_pt(path: str) -> TransitionDataset:
@@ -247,6 +325,7 @@ def read_run(path: str) -> TransitionDataset:
         raise UserError(f"{folder}: is not the folder of a run: expected one that holds checkpoints.")
     arrays, env_id = read_replay(folder)
     dataset = TransitionDataset.from_dict(arrays, source=str(folder), env_id=env_id)
+    dataset.recorded = True
     dataset.scaled = dataset.action.dtype.kind == "f"  # a replay holds actions as learners see them
     dataset.notes += ("rewards are as the learner of that run saw them, after its reward transform",)
     return dataset
@@ -274,4 +353,6 @@ def roll_out_random(env_or_id: EnvConfig | str, size: int, seed: int) -> Transit
         obs = env.reset()[0] if terminated or truncated else next_obs
     env.close()
     arrays = {name: np.asarray(values) for name, values in columns.items()}
-    return TransitionDataset.from_dict(arrays, source=f"random actions in {cfg.id}", env_id=cfg.id)
+    dataset = TransitionDataset.from_dict(arrays, source=f"random actions in {cfg.id}", env_id=cfg.id)
+    dataset.recorded = True
+    return dataset
