@@ -270,14 +270,15 @@ def collect(arguments: list[str]) -> int:
 
 def inspect_data(arguments: list[str]) -> int:
     from rich.table import Table
+    from rich.text import Text
 
     from rlx.workflows import inspect_data as rows_of
 
-    source = _path(arguments, "inspect-data SOURCE [env=NAME]")
-    options = _options(arguments, {"env": str}, "inspect-data")
+    source = _path(arguments, "inspect-data SOURCE [env=NAME] [terminals=time_limits] [episodes=infer]")
+    options = _options(arguments, {"env": str, "terminals": str, "episodes": str}, "inspect-data")
     table = Table(show_header=False)
     for name, value in rows_of(str(source), **options):
-        table.add_row(name, value)
+        table.add_row(name, Text(value))  # names of files are no markup
     _console().print(table)
     return 0
 

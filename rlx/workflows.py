@@ -43,10 +43,11 @@ from rlx.config import (
 from rlx.config_errors import explain
 from rlx.data.collect import collect_episodes
 from rlx.data.dataset import TransitionDataset
+from rlx.data.episodes import apply_choices
 from rlx.data.inspect import inspect_dataset
 from rlx.data.minari import minari_root, write_minari
 from rlx.data.replay import DatasetReplay, Layout, Replay
-from rlx.data.sources import finish, load_transition_dataset
+from rlx.data.sources import choices_of, finish, load_transition_dataset
 from rlx.envs import make_env, make_vector_env, spec_of
 from rlx.envs.factory import EnvConfig
 from rlx.errors import UserError
@@ -584,12 +585,19 @@ def collect(
 
 
 @memory_errors()
-def inspect_data(source: str | Path, env: str | None = None) -> list[tuple[str, str]]:
-    """What is in a dataset, as rows of a table; with an env preset or id, also whether it fits."""
+def inspect_data(
+    source: str | Path, env: str | None = None, terminals: str = "check", episodes: str = "check"
+) -> list[tuple[str, str]]:
+    """What is in a dataset, as rows of a table; with an env preset or id, also whether it fits.
+
+    `terminals` and `episodes` are what a run would have in `dataset.terminals` and `dataset.episodes`.
+    """
+    choices = choices_of(terminals, episodes)
     dataset = load_transition_dataset(source)
     spec = None
-    if env is not None:
+    if env is not None and env != NO_ENV:
         preset = (conf_dir() / "env" / f"{env}.yaml").is_file()
         cfg = compose_config([f"env={env}"] if preset else [f"env.id={env}"])
         spec = env_spec(OmegaConf.to_object(cfg.env), env_modules(cfg))  # type: ignore[arg-type]
-    return inspect_dataset(dataset, spec)
+    limit = None if spec is None else spec.episode_limit
+    return inspect_dataset(apply_choices(dataset, choices, limit, check=False), spec)

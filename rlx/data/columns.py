@@ -2,8 +2,10 @@
 
 What is missing is derived here, once, for every source:
 
-    boundaries  an episode ends where `terminated`, `truncated` or the file's own end marker says so, and at the end.
-                Without the latter two, it also ends where `next_obs` is not the `obs` of the following row.
+    boundaries  an episode ends where `terminated`, `truncated` or the file's own markers of ends, starts or episodes
+                say so, and at the end. Without any but `terminated`, it also ends where `next_obs` is not the `obs` of
+                the following row.
+    terminated  with markers of boundaries alone, ends are terminal for now: see rlx/data/episodes.py.
     next_obs    the following `obs` of the same episode. With one more observation per episode than rows (N + episodes,
                 as Minari stores them) nothing is lost. Otherwise a terminated row, which never bootstraps, repeats its
                 own `obs`, and the last row of an episode that did not terminate has no successor and is dropped.
@@ -11,6 +13,8 @@ What is missing is derived here, once, for every source:
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -19,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlx.errors import UserError, nearest
+from rlx.memory import available_memory
 
 Array = NDArray[Any]
 
@@ -31,9 +36,18 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "terminated": ("terminated", "terminals", "terminations", "terminal"),
     "truncated": ("truncated", "timeouts", "truncations", "timeout"),
     "ends": ("ends", "episode_terminals", "episode_ends"),
+    "starts": ("episode_starts",),
+    "ids": ("episode_ids", "episode_id", "episode_index"),
 }
 REQUIRED = ("obs", "action", "reward", "terminated")
+MARKERS = ("ends", "starts", "ids")  # of boundaries, one of which stands in for `terminated`
+CLOSE = 1e-3  # of the spread of observations: what next_obs may differ from the next obs by rounding
+LISTED = 12  # keys of a file that a sentence names
 CHUNK = 1 << 19  # bytes looked at in one go: checks need little memory, and a second look finds them in the cache
+
+
+Declared = Callable[[str], tuple[tuple[int, ...], "np.dtype[Any]"]]  # of a key: shape and dtype, before it is read
+Claim = Callable[[int, int], None]  # bytes declared and bytes needed; refuses what is too much
 
 
 class Columns(NamedTuple):
@@ -47,6 +61,10 @@ class Columns(NamedTuple):
     truncated: Array  # [N] float32
     key_map: dict[str, str]  # key in the file -> column
     notes: tuple[str, ...]  # what was derived, in words
+    continues: Array | None = None  # [N] is next_obs the obs of the next row; None if next_obs was derived
+    shuffled: bool = False  # are the rows in no order
+    made_up: bool = False  # have terminated rows their own obs for next_obs
+    ends_only: bool = False  # does nothing tell terminal states from time limits
 
 
 class MappedColumn:
@@ -90,14 +108,42 @@ def take(column: Any, index: Array) -> Any:
     return MappedColumn(column, index) if isinstance(column, np.memmap) else column[index]
 
 
-def assemble(keys: Collection[str], read: Callable[[str], Array], source: str) -> Columns:
-    """Checked columns of a source whose arrays `read` gives one by one, each only once."""
+def assemble(
+    keys: Collection[str],
+    read: Callable[[str], Array],
+    source: str,
+    declared: Declared | None = None,
+    claim: Claim | None = None,
+    mmap: bool = False,
+) -> Columns:
+    """Checked columns of a source whose arrays `read` gives one by one, each only once.
+
+    With `declared`, the memory that all of them take is claimed before the first is read.
+    """
+    try:
+        return _assemble(keys, read, source, declared, claim, mmap)
+    except MemoryError as error:
+        raise UserError(f"{source}: takes more memory than there is; use a smaller one.") from error
+
+
+def _assemble(
+    keys: Collection[str],
+    read: Callable[[str], Array],
+    source: str,
+    declared: Declared | None,
+    claim: Claim | None,
+    mmap: bool,
+) -> Columns:
     names = map_keys(keys, source)
     files = {column: f"{source}: key '{name}'" for column, name in names.items()}
+    if declared is not None and claim is not None:
+        sizes = {column: declared(name) for column, name in names.items()}
+        claim(sum(math.prod(s) * d.itemsize for s, d in sizes.values()), memory_needed(sizes, mmap))
     found = _read_columns(names, files, read)
-    obs, next_obs, reward, terminated = found["obs"], found.get("next_obs"), found["reward"], found["terminated"]
+    obs, next_obs, reward = found["obs"], found.get("next_obs"), found["reward"]
     if len(reward) == 0:
         raise UserError(f"{files['reward']} is empty: expected at least one transition.")
+    continues = found.pop("continues", None)
     for column, array in found.items():
         if len(array) != len(reward) and (column != "obs" or next_obs is not None):
             raise UserError(f"{files[column]} has {len(array)} rows, expected {len(reward)} as in '{names['reward']}'.")
@@ -107,32 +153,99 @@ def assemble(keys: Collection[str], read: Callable[[str], Array], source: str) -
             f"{obs.shape[1:]} and {obs.dtype} as in '{names['obs']}'."
         )
     notes: list[str] = []
-    truncated = _close_episodes(obs, next_obs, terminated, found.get("truncated"), found.get("ends"), notes)
+    ends = _marked_ends(found, len(reward))
+    ends_only = "terminated" not in found and "truncated" not in found
+    if "terminated" not in found and ends is not None:
+        found["terminated"] = np.where(ends & ~(found.get("truncated", 0 * reward) > 0), np.float32(1), np.float32(0))
+        notes.append("no terminal flags: an episode that was not truncated counts as terminated")
+    terminated = found["terminated"]
+    flagged = terminated + found.get("truncated", 0) + (0 if ends is None else ends) > 0
+    truncated = _close_episodes(continues, terminated, found.get("truncated"), ends, notes)
     columns = (found["action"], reward, terminated, truncated)
     if next_obs is None:
         keep, here, there = _successors(len(obs), terminated, truncated, files["obs"], notes)
         obs, next_obs = take(obs, here), take(obs, there)
         columns = columns if keep is None else tuple(column[keep] for column in columns)  # type: ignore[assignment]
+    made_up = continues is None and len(found["obs"]) == len(found["reward"])
     action, reward, terminated, truncated = columns
     key_map = {name: column for column, name in names.items()}
-    return Columns(obs, action, reward, next_obs, terminated, truncated, key_map, tuple(notes))
+    shuffled = continues is not None and bool(_shuffled(continues, flagged))
+    return Columns(
+        *(obs, action, reward, next_obs, terminated, truncated),
+        key_map=key_map,
+        notes=tuple(notes),
+        continues=continues,
+        shuffled=shuffled,
+        made_up=made_up,
+        ends_only=ends_only,
+    )
 
 
 def _read_columns(names: dict[str, str], files: dict[str, str], read: Callable[[str], Array]) -> dict[str, Any]:
     """Every column in its shape and dtype. A second thread looks for NaN while the next array is read."""
     convert = {"obs": _observation, "next_obs": _observation, "action": _action, "reward": _scalars}
-    order = sorted(names, key=[*convert, "terminated", "truncated", "ends"].index)  # the large ones first
-    found = {}
+    convert |= {"ids": _numbers}
+    order = sorted(names, key=list({**convert, **ALIASES}).index)  # the large ones first
+    found: dict[str, Any] = {}
     with ThreadPoolExecutor(1) as pool:
         checks = []
+        continues = None
         for column in order:
             array = _plain(read(names[column]), files[column])
             found[column] = convert.get(column, _flags)(array, files[column])
-            if found[column].dtype.kind == "f":
+            together = on_disk(found[column]) and "next_obs" in names  # what is on disk is read once for all checks
+            if found[column].dtype.kind == "f" and not together:
                 checks.append(pool.submit(_finite, found[column], files[column]))
+            if column == "next_obs" and _alike(found):
+                continues = pool.submit(compare_successors, found["obs"], found["next_obs"], together)
         for check in checks:
             check.result()
+        if continues is not None:
+            found["continues"] = continues.result()
+            if found["continues"] is None:
+                for column in ("obs", "next_obs"):
+                    _finite(found[column], files[column])
     return found
+
+
+def _alike(found: dict[str, Any]) -> bool:
+    """Can next_obs be compared with obs?"""
+    obs, next_obs = found["obs"], found["next_obs"]
+    return bool(obs.shape == next_obs.shape and obs.dtype == next_obs.dtype and len(obs))
+
+
+def memory_needed(sizes: dict[str, tuple[tuple[int, ...], np.dtype[Any]]], mmap: bool = False) -> int:
+    """Bytes that columns of these shapes and dtypes take while they are read, converted and joined."""
+    total = 0
+    for column, (shape, dtype) in sizes.items():
+        if mmap and column in ("obs", "next_obs"):
+            continue
+        entries = math.prod(shape)
+        flag = column in ("terminated", "truncated", *MARKERS)
+        final: Any = np.float32
+        if dtype == np.uint8 and column in ("obs", "next_obs"):
+            final = np.uint8
+        elif dtype.kind in "iu" and column == "action":
+            final = np.int64
+        converted = entries * np.dtype(final).itemsize
+        total += entries * dtype.itemsize + (converted if flag or dtype != final else 0)
+        if column == "obs" and "next_obs" not in sizes:
+            total += 2 * converted  # obs and next_obs are picked from it
+    return total
+
+
+def claim_memory(source: str) -> Claim:
+    """For arrays that are in memory already: what is needed has to be free."""
+
+    def claim(declared: int, needed: int) -> None:
+        free = available_memory()
+        if free is not None and needed - declared > free:
+            raise UserError(
+                f"{source}: needs {(needed - declared) / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free; use a "
+                "smaller one."
+            )
+
+    return claim
 
 
 def map_keys(keys: Collection[str], source: str) -> dict[str, str]:
@@ -146,7 +259,7 @@ def map_keys(keys: Collection[str], source: str) -> dict[str, str]:
         if present:
             found[column] = present[0]
     for column in REQUIRED:
-        if column not in found:
+        if column not in found and (column != "terminated" or not found.keys() & set(MARKERS)):
             raise UserError(_missing(column, keys, source))
     return found
 
@@ -160,9 +273,17 @@ def _missing(column: str, keys: Collection[str], source: str) -> str:
             "(or 'terminals' and 'timeouts'), so save those two instead."
         )
     aliases = ", ".join(f"'{name}'" for name in ALIASES[column])
-    close = nearest(column, keys)
+    some = [printable(str(key), 60) for key in itertools.islice(keys, 100 * LISTED)]  # a file may have a million
+    close = nearest(column, some)
     hint = f"; did you mean '{close}'" if close else ""
-    return f"{source}: no key for '{column}': expected one of {aliases}, found {', '.join(sorted(keys)[:12])}{hint}."
+    return (
+        f"{source}: no key for '{column}': expected one of {aliases}, found {', '.join(sorted(some)[:LISTED])}{hint}."
+    )
+
+
+def printable(text: str, limit: int = 160) -> str:
+    """Text from a file, fit to stand in a sentence."""
+    return "".join(c if c.isprintable() else "?" for c in text[:limit])
 
 
 def chunks(column: Any) -> Iterator[slice]:
@@ -180,15 +301,26 @@ def bounds(column: Any) -> tuple[float, float]:
     return ends[:, 0].min(), ends[:, 1].max()
 
 
-def _plain(array: Any, where: str) -> Array:
-    """A numeric array; objects, strings, records and scalars are refused."""
-    array = array if isinstance(array, (np.memmap, MappedColumn)) else np.asarray(array)
-    if array.dtype.kind == "O":
+def plain_dtype(dtype: np.dtype[Any], where: str) -> None:
+    """Numbers; objects, strings, dates and records are refused."""
+    if dtype.kind == "O":
         raise UserError(f"{where} is an object array: expected plain numbers, and objects are never unpickled.")
-    if array.dtype.kind not in "fiub":
-        raise UserError(f"{where} has dtype {array.dtype}: expected floats, integers or booleans.")
+    if dtype.kind not in "fiub":
+        raise UserError(f"{where} has dtype {printable(str(dtype), 60)}: expected floats, integers or booleans.")
+
+
+def _plain(array: Any, where: str) -> Array:
+    """A numeric array of rows that are not empty."""
+    if not isinstance(array, (np.memmap, MappedColumn)):
+        try:
+            array = np.asarray(array)
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise UserError(f"{where} is not an array ({printable(str(error))}): expected plain numbers.") from error
+    plain_dtype(array.dtype, where)
     if array.ndim == 0:
         raise UserError(f"{where} is a single number: expected one row per transition.")
+    if 0 in array.shape[1:]:
+        raise UserError(f"{where} has shape {tuple(array.shape)}: expected rows with at least one number.")
     return array
 
 
@@ -211,6 +343,10 @@ def _flags(array: Array, where: str) -> Array:
         if len(odd):
             raise UserError(f"{where} holds {array[odd[0]]} in row {odd[0]}: expected only 0 and 1.")
     return np.array(array, dtype=np.float32)
+
+
+def _numbers(array: Array, where: str) -> Array:
+    return _one_dimensional(array, where)
 
 
 def _action(array: Array, where: str) -> Array:
@@ -252,15 +388,30 @@ def _finite(array: Any, where: str) -> None:
             raise UserError(f"{where} holds {value} in row {rows.start + odd[0][0]}: expected finite float32 numbers.")
 
 
+def _marked_ends(found: dict[str, Any], length: int) -> Array | None:
+    """[N] where the file's own markers end an episode; None if it has none."""
+    ends = np.zeros(length, dtype=bool)
+    if "ends" in found:
+        ends |= found["ends"] > 0
+    if "starts" in found:
+        ends[:-1] |= found["starts"][1:] > 0
+    if "ids" in found:
+        ends[:-1] |= found["ids"][1:] != found["ids"][:-1]
+    if not found.keys() & {"ends", "starts", "ids"}:
+        return None
+    ends[-1] = True
+    return ends
+
+
 def _close_episodes(
-    obs: Any, next_obs: Any, terminated: Array, truncated: Array | None, ends: Array | None, notes: list[str]
+    continues: Array | None, terminated: Array, truncated: Array | None, ends: Array | None, notes: list[str]
 ) -> Array:
     """`truncated`, set wherever an episode ends without being terminated."""
     closed = np.zeros_like(terminated) if truncated is None else truncated
     if ends is not None:
-        closed[(ends > 0) & (terminated == 0)] = 1.0
-    elif truncated is None and next_obs is not None:
-        breaks = _breaks(obs, next_obs) & (terminated[:-1] == 0)
+        closed[ends & (terminated == 0)] = 1.0
+    elif truncated is None and continues is not None:
+        breaks = ~continues[:-1] & (terminated[:-1] == 0)
         closed[:-1][breaks] = 1.0
         notes.append(f"no truncation flags: {int(breaks.sum())} boundaries found where next_obs is not the next obs")
     elif truncated is None:
@@ -271,14 +422,40 @@ def _close_episodes(
     return closed
 
 
-def _breaks(obs: Any, next_obs: Any) -> Array:
-    """[N - 1] where a row's next_obs is not the obs of the row after it."""
-    found = np.zeros(len(obs) - 1, dtype=bool)
-    for rows in chunks(obs):
-        after = obs[rows.start + 1 : rows.stop + 1]
-        before = next_obs[rows.start : rows.start + len(after)]
-        found[rows.start : rows.start + len(after)] = (before != after).reshape(len(after), -1).any(1)
+def compare_successors(obs: Any, next_obs: Any, finite: bool = False) -> Array | None:
+    """[N] is a row's next_obs the obs of the row after it? Not for the last one, which has none.
+
+    With `finite`, None if any entry is NaN or inf.
+    """
+    found = np.ones(len(obs), dtype=bool)
+    found[-1] = False
+    width = math.prod(obs.shape[1:])
+    for part in chunks(obs):
+        here = obs[part.start : part.stop + 1]
+        before = next_obs[part]
+        if finite and not all(np.isfinite(edge) for a in (here, before) for edge in (a.min(), a.max())):
+            return None
+        after = here[1:]
+        differs = np.flatnonzero(before[: len(after)].reshape(-1) != after.reshape(-1))  # few, so faster than any(1)
+        found[part.start + differs // width] = False
+    if obs.dtype == np.uint8:
+        return found
+    broken = np.flatnonzero(~found[:-1])  # usually the ends of episodes; rounding may have made more of them
+    if len(broken) > 1:
+        step = max(1, CHUNK // (4 * width))
+        spread = np.std(obs[broken[:step] + 1], axis=0, dtype=np.float64) * CLOSE
+        for start in range(0, len(broken), step):
+            rows = broken[start : start + step]
+            close = np.abs(next_obs[rows].astype(np.float64) - obs[rows + 1]) <= spread
+            found[rows[close.reshape(len(rows), -1).all(1)]] = True
     return found
+
+
+def _shuffled(continues: Array, flagged: Array) -> bool:
+    """Do most rows break off that are no ends of episodes? Then they are in no order."""
+    inside = ~flagged[:-1]
+    breaks = int((~continues[:-1] & inside).sum())
+    return breaks >= 10 and breaks > 0.5 * int(inside.sum())
 
 
 def _successors(

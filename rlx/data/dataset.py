@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rlx.data.columns import Array, Columns, assemble, bounds, chunks, on_disk, take
+from rlx.data.columns import Array, Columns, assemble, bounds, chunks, claim_memory, on_disk, take
 from rlx.errors import UserError
 from rlx.returns import discounted_returns, going_on
 from rlx.types import Spec
@@ -54,13 +54,25 @@ class TransitionDataset:
         self.key_map = columns.key_map  # key in the file -> column
         self.notes = columns.notes  # what was derived or changed on the way, in words
         self.scaled = False  # are box actions in [-1, 1]
+        self.continues = columns.continues  # [N] is next_obs the obs of the next row; None: not known
+        self.shuffled = columns.shuffled  # are the rows in no order
+        self.made_up = columns.made_up  # have terminated rows their own obs for next_obs
+        self.ends_only = columns.ends_only  # does nothing tell terminal states from time limits
+        self.order_matters = False  # was it loaded to be refused where rows that should follow each other do not
+        self.recorded = False  # are the flags those that the env gave to rlx
 
     @classmethod
     def from_dict(
         cls, arrays: Mapping[str, Any], *, spec: Spec | None = None, source: str = "arrays", env_id: str | None = None
     ) -> TransitionDataset:
         """A dataset from arrays under any of the usual names; with a spec also checked and scaled for it."""
-        dataset = cls(assemble(arrays.keys(), arrays.__getitem__, source), source, env_id)
+
+        def declared(key: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+            given = arrays[key]
+            return getattr(given, "shape", (0,)), getattr(given, "dtype", np.dtype(np.float32))
+
+        columns = assemble(arrays.keys(), arrays.__getitem__, source, declared, claim_memory(source))
+        dataset = cls(columns, source, env_id)
         return dataset if spec is None else dataset.fitted_to(spec)
 
     def __len__(self) -> int:
@@ -80,6 +92,32 @@ class TransitionDataset:
         """[E, 2]: first row of each episode and the row after its last."""
         stops = np.flatnonzero(self.ends) + 1
         return np.stack([np.concatenate([[0], stops[:-1]]), stops], axis=1)
+
+    @property
+    def gaps(self) -> Array:
+        """Rows inside an episode whose next_obs is not the obs of the row after them."""
+        if self.continues is None:
+            return np.zeros(0, dtype=np.int64)
+        return np.flatnonzero(~self.continues & ~self.ends)
+
+    def check_order(self, what: str) -> None:
+        """Refuse what looks further than one row where the rows of an episode do not follow each other.
+
+        Only a warning for arrays that were put together in Python, where nobody was asked about it.
+        """
+        if self.shuffled:
+            said = f"the rows are in no order, and {what} need whole episodes in order"
+        elif len(gaps := self.gaps):
+            said = (
+                f"next_obs is not the next obs in {len(gaps):,} rows inside episodes (the first is {gaps[0]}), and "
+                f"{what} need whole episodes; type dataset.episodes=infer to end an episode at each, or "
+                "dataset.episodes=as_stored to take them as they are"
+            )
+        else:
+            return
+        if self.order_matters:
+            raise UserError(f"{self.source}: {said}.")
+        log.warning("%s: %s.", self.source, said)
 
     def returns(self) -> Array:
         """[E] undiscounted raw return of every episode."""
@@ -150,6 +188,7 @@ class TransitionDataset:
         Except where all rewards of a truncated episode are the same, as in one that never met its sparse goal: it is
         taken to go on like that for ever, see `going_on`.
         """
+        self.check_order("Monte-Carlo returns")
         reward = self.reward.copy()
         for start, stop in self.episodes:
             reward[start:stop] = going_on(reward[start:stop], bool(self.truncated[stop - 1]), discount)
@@ -160,6 +199,8 @@ class TransitionDataset:
 
         Windows stop at the end of an episode, so its last rows look less far and have a larger `discount`.
         """
+        if n > 1:
+            self.check_order("n-step returns")
         reward, last = n_step_returns(self.reward, self.ends, n, discount)
         return self._with(
             reward=reward,
@@ -181,6 +222,7 @@ class TransitionDataset:
         cut = np.append(np.diff(rows) != 1, True)
         made.truncated = np.where(cut & (made.terminated == 0), np.float32(1.0), made.truncated)
         made.ends = self.ends[rows] | cut
+        made.continues = None if self.continues is None else self.continues[rows] & ~cut
         return made
 
     def key_of(self, column: str) -> str:

@@ -1,24 +1,56 @@
 """Opening files from anywhere: a sentence for what cannot be read, and nothing followed out of the file.
 
 No pickle is ever loaded. An HDF5 file may point into other files by external links, external storage or virtual
-datasets; such files are refused, so that a dataset is exactly the file that was named.
+datasets; such files are refused, so that a dataset is exactly the file that was named. A few kilobytes can declare
+gigabytes: what a file says of its arrays is held against its size and the free memory before they are made.
 """
 
 from __future__ import annotations
 
+import io
 import math
+import os
+import re
+import stat
 import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlx.data.columns import Array
+from rlx.data.columns import Array, plain_dtype, printable
 from rlx.errors import UserError
+from rlx.files import open_regular
+from rlx.memory import available_memory
+
+DECLARED = 2**30  # bytes of arrays that a file of any size may declare
+RATIO = 1100  # bytes of arrays to a byte of the file, beyond that: deflate makes at most 1032 of one
+CHUNKS = 20_000  # pieces that an HDF5 array of any size may have
+HEADER_LIMIT = 10_000  # bytes of the header of an array in an .npz; numpy has the same limit
+TEXT_BYTES = 4096  # of the name of an env
+
+# What damaged files have made their readers raise.
+FAULTS = (
+    OSError,
+    ValueError,
+    EOFError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    SyntaxError,
+    AssertionError,
+    struct.error,
+    zipfile.BadZipFile,
+    zlib.error,
+    tokenize.TokenError,
+)
 
 
 @contextmanager
@@ -28,35 +60,119 @@ def readable(path: Path, kind: str) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except (
-        OSError,
-        ValueError,
-        EOFError,
-        KeyError,
-        RuntimeError,
-        struct.error,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as error:
-        if "allow_pickle" in str(error):
-            reason = "it holds Python objects, which are never unpickled; save plain arrays"
-        else:
-            reason = f"the file is truncated, corrupt or of another kind ({str(error).splitlines()[0][:160]})"
+    except MemoryError as error:
+        raise UserError(f"{path}: cannot be read as {kind}: it takes more memory than there is.") from error
+    except FAULTS as error:
+        reason = f"the file is truncated, corrupt or of another kind ({first_line(error)})"
         raise UserError(f"{path}: cannot be read as {kind}: {reason}.") from error
 
 
-def existing(path: str, kind: str) -> Path:
-    """The path of a file that is there and not empty."""
-    found = Path(path).expanduser()
-    if not path or path == "???":
+def first_line(error: BaseException) -> str:
+    """The first line of what an exception says, which may quote the file."""
+    lines = str(error).splitlines()
+    return printable(lines[0]) if lines else type(error).__name__
+
+
+def existing(path: str | Path, kind: str) -> Path:
+    """The path of a regular file that is there and not empty."""
+    if not str(path) or str(path) == "???":
         raise UserError(f"No file given for the {kind} dataset: say dataset.path=FILE.")
-    if found.is_dir():
+    found = expanded(path)
+    try:
+        state = found.stat()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise UserError(f"{found}: no such file; expected a dataset of kind {kind}, so check dataset.path.") from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"{printable(str(found))}: cannot be opened ({first_line(error)}).") from error
+    if stat.S_ISDIR(state.st_mode):
         raise UserError(f"{found}: is a folder, expected a file of kind {kind}.")
-    if not found.exists():
-        raise UserError(f"{found}: no such file; expected a dataset of kind {kind}, so check dataset.path.")
-    if found.stat().st_size == 0:
+    if not stat.S_ISREG(state.st_mode):
+        raise UserError(f"{found}: is not a regular file, expected a dataset of kind {kind}.")
+    if state.st_size == 0:
         raise UserError(f"{found}: the file is empty, expected a dataset of kind {kind}.")
     return found
+
+
+def expanded(path: str | Path) -> Path:
+    """The path with ~ replaced."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise UserError(f"{path}: there is no such home folder; give the whole path.") from error
+
+
+def env_name(text: Any) -> str | None:
+    """The name of an env that a file holds, if it looks like one."""
+    return text if isinstance(text, str) and re.fullmatch(r"[\w./:-]{1,200}", text) else None
+
+
+class Allowance:
+    """What the arrays of a file may take: as much as its size makes plausible, and as memory is free."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.plausible = DECLARED + RATIO * path.stat().st_size
+        self.free = available_memory()
+        self.declared = 0
+        self.needed = 0
+
+    def claim(self, declared: int, needed: int) -> None:
+        """Ask for arrays of `declared` bytes, for which `needed` bytes will be allocated, before any of them are."""
+        self.declared += declared
+        self.needed += needed
+        if self.declared > self.plausible:
+            raise UserError(
+                f"{self.path}: declares arrays of {self.declared / 2**30:.1f} GiB in a file of "
+                f"{self.path.stat().st_size:,} bytes, which is not plausible; save the arrays again."
+            )
+        if self.free is not None and self.needed > self.free:
+            raise UserError(
+                f"{self.path}: needs {self.needed / 2**30:.1f} GiB and {self.free / 2**30:.1f} GiB are free; use a "
+                "smaller one, or leave its observations on disk with dataset.memory=mmap (npz and hdf5)."
+            )
+
+
+def start_of(file: Any, member: zipfile.ZipInfo) -> int:
+    """Where the bytes of an uncompressed member begin; all of them are inside the file."""
+    file.seek(member.header_offset + 26)  # the two lengths that vary in a local zip header of 30 bytes
+    name, extra = struct.unpack("<HH", file.read(4))
+    start = member.header_offset + 30 + name + extra
+    if start + member.file_size > os.fstat(file.fileno()).st_size:
+        raise ValueError(f"'{printable(member.filename)}' is larger than the file")
+    file.seek(start)
+    return int(start)
+
+
+class Header(NamedTuple):
+    """What precedes an array in the .npy format."""
+
+    shape: tuple[int, ...]
+    fortran: bool
+    dtype: np.dtype[Any]
+    raw: bytes  # as it stands in the file
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def read_header(file: Any, size: int) -> Header:
+    """The header of an array that takes `size` bytes with it; nothing in it is trusted."""
+    raw = file.read(8)
+    if raw[:6] != np.lib.format.MAGIC_PREFIX or tuple(raw[6:]) not in ((1, 0), (2, 0), (3, 0)):
+        raise ValueError("not an array in the .npy format")
+    width = 2 if raw[6] == 1 else 4
+    raw += file.read(width)
+    length = int.from_bytes(raw[8:], "little")
+    if length > HEADER_LIMIT:
+        raise ValueError(f"a header of {length} bytes")
+    raw += file.read(length)
+    parse = np.lib.format.read_array_header_1_0 if width == 2 else np.lib.format.read_array_header_2_0
+    shape, fortran, dtype = parse(io.BytesIO(raw[8:]))
+    header = Header(shape, fortran, dtype, raw)
+    if any(n < 0 for n in shape) or (header.nbytes != size - len(raw) and not dtype.hasobject):
+        raise ValueError(f"an array says it has shape {printable(str(shape), 60)}, which is not its size")
+    return header
 
 
 class NpzArrays:
@@ -65,55 +181,84 @@ class NpzArrays:
     def __init__(self, path: Path, mmap: bool):
         self.path = path
         self.mmap = mmap
-        with readable(path, "npz"), zipfile.ZipFile(path) as archive:
+        with readable(path, "npz"), self._archive() as archive:
             self.members = {
                 m.filename.removesuffix(".npy"): m for m in archive.infolist() if m.filename.endswith(".npy")
             }
 
     def __getitem__(self, key: str) -> Array:
-        stored = self.members[key].compress_type == zipfile.ZIP_STORED
         with readable(self.path, "npz"):
-            if self.mmap or stored:
-                return self._stored(key)
-            with np.load(self.path, allow_pickle=False) as arrays:
-                return np.asarray(arrays[key])
+            return self._stored(key) if self._uncompressed(key) else self._compressed(key)
+
+    def declared(self, key: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """Shape and dtype of an array of numbers, from its header."""
+        with readable(self.path, "npz"):
+            header = self._header(key)
+        plain_dtype(header.dtype, f"{self.path}: key '{key}'")
+        return header.shape, header.dtype
 
     def text(self, key: str) -> str | None:
-        """A member that is a single string, such as the env id."""
-        found = self[key] if key in self.members else None
-        return str(found) if found is not None and found.dtype.kind == "U" and found.ndim == 0 else None
+        """A member that is a single short string, such as the env id."""
+        if key not in self.members or self.members[key].file_size > TEXT_BYTES:
+            return None
+        with readable(self.path, "npz"):
+            header = self._header(key)
+            return env_name(str(self[key])) if header.dtype.kind == "U" and header.shape == () else None
 
-    def _stored(self, key: str) -> Array:
-        """An uncompressed member, mapped, or read in one go with its checksum (zipfile does it in small pieces)."""
-        member = self.members[key]
-        if member.compress_type != zipfile.ZIP_STORED:
+    @contextmanager
+    def _archive(self) -> Iterator[zipfile.ZipFile]:
+        with open(open_regular(self.path), "rb") as file, zipfile.ZipFile(file) as archive:
+            yield archive
+
+    def _uncompressed(self, key: str) -> bool:
+        method = self.members[key].compress_type
+        if method not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ValueError(f"'{key}' is compressed in a way that numpy does not write")
+        if self.mmap and method != zipfile.ZIP_STORED:
             raise UserError(
                 f"{self.path}: key '{key}' is compressed and cannot be memory-mapped: expected np.savez, not "
                 "np.savez_compressed; use dataset.memory=ram."
             )
-        with open(self.path, "rb") as file:
-            file.seek(member.header_offset + 26)  # the two lengths that vary in a local zip header of 30 bytes
-            name, extra = struct.unpack("<HH", file.read(4))
-            start = member.header_offset + 30 + name + extra
-            file.seek(start)
-            version = np.lib.format.read_magic(file)
-            header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            shape, fortran, dtype = header(file)
-            if dtype.hasobject:
-                raise UserError(f"{self.path}: key '{key}' is an object array; objects are never unpickled.")
-            offset = file.tell()
-            if math.prod(shape) * dtype.itemsize != member.file_size - (offset - start):
-                raise ValueError(f"'{key}' says it has shape {shape}, which is not its size")
-            if self.mmap and shape and 0 not in shape:
-                return np.memmap(
-                    self.path, dtype=dtype, mode="r", offset=offset, shape=shape, order="F" if fortran else "C"
-                )
-            file.seek(start)
-            checksum = zlib.crc32(file.read(offset - start))
-            array = np.fromfile(file, dtype, math.prod(shape))
-            if zlib.crc32(array.view(np.uint8).data, checksum) != member.CRC:
+        return method == zipfile.ZIP_STORED
+
+    def _header(self, key: str) -> Header:
+        member = self.members[key]
+        if self._uncompressed(key):
+            with open(open_regular(self.path), "rb") as file:
+                start_of(file, member)
+                return read_header(file, member.file_size)
+        with self._archive() as archive, archive.open(member) as file:
+            return read_header(file, member.file_size)
+
+    def _stored(self, key: str) -> Array:
+        """An uncompressed member, mapped, or read in one go with its checksum (zipfile does it in small pieces)."""
+        member = self.members[key]
+        with open(open_regular(self.path), "rb") as file:
+            start = start_of(file, member)
+            header = read_header(file, member.file_size)
+            order: Any = "F" if header.fortran else "C"
+            if self.mmap and header.shape and 0 not in header.shape:
+                offset = start + len(header.raw)
+                return np.memmap(file, header.dtype, "r", offset, header.shape, order)
+            array = np.fromfile(file, header.dtype, math.prod(header.shape))
+            if zlib.crc32(array.view(np.uint8).data, zlib.crc32(header.raw)) != member.CRC:
                 raise ValueError(f"wrong checksum of '{key}'")
-            return array.reshape(shape, order="F" if fortran else "C")
+            return array.reshape(header.shape, order=order)
+
+    def _compressed(self, key: str) -> Array:
+        member = self.members[key]
+        with self._archive() as archive, archive.open(member) as file:
+            header = read_header(file, member.file_size)
+            array = np.empty(math.prod(header.shape), header.dtype)
+            data = array.view(np.uint8).data
+            at = 0
+            while at < len(data):
+                if not (piece := file.read(min(1 << 20, len(data) - at))):
+                    raise EOFError(f"'{key}' ends early")
+                data[at : at + len(piece)] = piece
+                at += len(piece)
+            file.read(1)  # the end, where zipfile compares the checksum
+            return array.reshape(header.shape, order="F" if header.fortran else "C")
 
 
 @contextmanager
@@ -122,7 +267,7 @@ def hdf5_file(path: Path) -> Iterator[Any]:
     import h5py
 
     def outward(name: bytes, info: Any) -> str | None:
-        return name.decode() if info.type == h5py.h5l.TYPE_EXTERNAL else None
+        return printable(name.decode(errors="replace")) if info.type == h5py.h5l.TYPE_EXTERNAL else None
 
     with readable(path, "hdf5"), h5py.File(path, "r") as file:
         link = file.id.links.visit(outward, info=True)  # the first name that it returns, or None
@@ -131,31 +276,69 @@ def hdf5_file(path: Path) -> Iterator[Any]:
         yield file
 
 
-def hdf5_array(node: Any, key: str, path: Path) -> Array:
-    """An array of an open HDF5 file, stored in that file."""
+def hdf5_dataset(node: Any, key: str, path: Path) -> Any:
+    """An array of an open HDF5 file, not yet read: numbers that are stored in that file."""
     import h5py
 
     found = node.get(key)
+    where = f"{path}: key '{node.name.strip('/')}/{key}'".replace("'/", "'")
     if found is None:
         raise UserError(f"{path}: no key '{node.name.rstrip('/')}/{key}'.")
     if not isinstance(found, h5py.Dataset):
-        raise UserError(f"{path}: key '{key}' is a group, expected an array.")
+        raise UserError(f"{where} is a group, expected an array.")
     plan = found.id.get_create_plist()
-    if plan.get_layout() == h5py.h5d.VIRTUAL or plan.get_external_count():
-        raise UserError(f"{path}: key '{key}' keeps its data in another file, which is refused; copy the data.")
-    return found[()]
+    layout = plan.get_layout()
+    if layout == h5py.h5d.VIRTUAL or plan.get_external_count():
+        raise UserError(f"{where} keeps its data in another file, which is refused; copy the data.")
+    if found.shape is None:
+        raise UserError(f"{where} is empty: expected an array.")
+    if layout == h5py.h5d.CHUNKED:
+        pieces = math.prod(-(-n // size) for n, size in zip(found.shape, found.chunks, strict=True))
+        if pieces > CHUNKS + path.stat().st_size // 8:  # each of them takes at least an address in the file
+            raise UserError(f"{where} is cut into {pieces:,} pieces, most of them never written; save it again.")
+    return found
+
+
+def hdf5_declared(found: Any, where: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and dtype of an array of numbers; a chunk counts as rows, because it is unpacked as a whole."""
+    plain_dtype(found.dtype, where)
+    if found.chunks and math.prod(found.chunks) > math.prod(found.shape):
+        return found.chunks, found.dtype
+    return found.shape, found.dtype
+
+
+def hdf5_array(node: Any, key: str, path: Path, allowance: Allowance | None = None, copies: int = 1) -> Array:
+    """An array of an open HDF5 file, read; with an allowance, `copies` of it are claimed from that first."""
+    found = hdf5_dataset(node, key, path)
+    shape, dtype = hdf5_declared(found, f"{path}: key '{key}'")
+    if allowance is not None:
+        nbytes = math.prod(shape) * dtype.itemsize
+        allowance.claim(nbytes, copies * nbytes)
+    return np.asarray(found[()])
+
+
+def hdf5_text(node: Any, name: str) -> str | None:
+    """An attribute that is a single short string."""
+    if name not in node.attrs:
+        return None
+    attribute = node.attrs.get_id(name)
+    if attribute.shape != () or attribute.get_storage_size() > TEXT_BYTES:
+        return None
+    found = node.attrs[name]
+    return env_name(found.decode(errors="replace") if isinstance(found, bytes) else found)
 
 
 def hdf5_map(file: Any, key: str, path: Path) -> Array:
     """A contiguous HDF5 array as a memory map."""
     import h5py
 
-    found = file[key]
+    found = hdf5_dataset(file, key, path)
     plan = found.id.get_create_plist()
     offset = found.id.get_offset()
-    if plan.get_layout() != h5py.h5d.CONTIGUOUS or plan.get_external_count() or offset is None:
+    if plan.get_layout() != h5py.h5d.CONTIGUOUS or offset is None:
         raise UserError(
             f"{path}: key '{key}' is chunked, compressed or empty and cannot be memory-mapped: expected one contiguous "
             "array; use dataset.memory=ram."
         )
+    plain_dtype(found.dtype, f"{path}: key '{key}'")
     return np.memmap(path, dtype=found.dtype, mode="r", offset=offset, shape=found.shape)

@@ -8,6 +8,7 @@ import numpy as np
 
 from rlx.data.columns import chunks
 from rlx.data.dataset import TransitionDataset, check_spec, scale_actions
+from rlx.data.episodes import doubt_order, doubt_terminals
 from rlx.errors import UserError
 from rlx.types import Spec
 
@@ -25,6 +26,8 @@ def inspect_dataset(dataset: TransitionDataset, spec: Spec | None = None) -> lis
         ("keys", ", ".join(f"{key} -> {column}" for key, column in dataset.key_map.items())),
         ("transitions", f"{len(dataset):,} ({dataset.nbytes / 1e6:,.1f} MB, {dataset.memory})"),
         ("episodes", f"{len(starts):,} ({ended:,} terminated, {len(starts) - ended:,} truncated)"),
+        ("order", _order(dataset)),
+        ("terminals", _terminals(dataset, spec)),
         ("length", _distribution(lengths)),
         ("return", _distribution(dataset.returns())),
         ("reward", _range(dataset.raw_reward)),
@@ -35,6 +38,24 @@ def inspect_dataset(dataset: TransitionDataset, spec: Spec | None = None) -> lis
     ]
     rows += [("note", note) for note in dataset.notes]
     return rows if spec is None else [*rows, ("env match", _match(dataset, spec))]
+
+
+def _order(dataset: TransitionDataset) -> str:
+    """Does next_obs continue from row to row?"""
+    if dataset.continues is None:
+        return "not checked: next_obs was taken from the observations"
+    return doubt_order(dataset) or "next_obs is the next obs inside every episode"
+
+
+def _terminals(dataset: TransitionDataset, spec: Spec | None) -> str:
+    """Do the terminal flags look like time limits?"""
+    if dataset.ends_only:
+        return "the file does not tell terminal states from time limits"
+    if dataset.recorded:
+        return "as the env gave them"
+    limit, env_id = (None, "the env") if spec is None else (spec.episode_limit, spec.env_id)
+    doubt = doubt_terminals(dataset, limit, env_id)
+    return "no sign of time limits among them" if doubt is None else doubt[1]
 
 
 def _distribution(values: Any) -> str:

@@ -8,8 +8,10 @@ itself (see BUILT_IN) is made on first use when it is not there yet.
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import logging
+import math
 import os
 import re
 import shutil
@@ -27,12 +29,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlx.data.columns import Array
+from rlx.data.columns import LISTED, Array, printable
 from rlx.data.dataset import TransitionDataset
-from rlx.data.files import hdf5_array, hdf5_file, readable
+from rlx.data.files import Allowance, env_name, existing, first_line, hdf5_array, hdf5_dataset, hdf5_file, readable
 from rlx.data.pendulum_data import pendulum_mixed
-from rlx.data.sources import DatasetConfig, finish
+from rlx.data.sources import COPIES, DatasetConfig, finish
 from rlx.errors import UserError, nearest
+from rlx.files import read_bounded
 from rlx.types import Spec
 
 log = logging.getLogger("rlx")
@@ -88,9 +91,9 @@ def load_minari(cfg: MinariConfig, spec: Spec, seed: int = 0) -> TransitionDatas
 
 def read_minari(dataset_id: str, root: str | None = None, download: bool = False) -> TransitionDataset:
     """The dataset of that id; built or downloaded first where that is possible and it is not there."""
-    if not re.fullmatch(r"[\w-]+([/.][\w-]+)*", dataset_id):
+    if len(dataset_id) > 250 or not re.fullmatch(r"[\w-]+([/.][\w-]+)*", dataset_id):
         raise UserError(
-            f"'{dataset_id}' is not a Minari id: expected one like D4RL/door/human-v2, or an existing file."
+            f"'{printable(dataset_id)}' is not a Minari id: expected one like D4RL/door/human-v2, or an existing file."
         )
     storage = minari_root(root)
     folder = storage / dataset_id
@@ -141,43 +144,64 @@ def _absent(dataset_id: str, storage: Path) -> str:
 
 def read_minari_folder(folder: Path) -> TransitionDataset:
     """A dataset from its folder; Minari itself is not needed."""
-    file = folder / "data" / "metadata.json"
+    file = _inside(folder, "metadata.json")
     with readable(file, "Minari metadata"):
-        metadata = json.loads(file.read_text())
+        metadata = json.loads(read_bounded(file))
     if not isinstance(metadata, dict):
         raise UserError(f"{file}: cannot be read as Minari metadata: expected a JSON object.")
-    if metadata.get("data_format", "hdf5") != "hdf5":
-        raise UserError(
-            f"{folder}: stored as '{metadata['data_format']}', expected 'hdf5'; save it again with data_format='hdf5'."
-        )
-    data = folder / "data" / "main_data.hdf5"
-    if not data.exists():
-        raise UserError(
-            f"{data}: no such file; the Minari dataset is incomplete, so delete its folder and get it again."
-        )
-    with hdf5_file(data) as h5:
-        arrays = _read_episodes(h5, data, _jpeg(metadata))
-    dataset = TransitionDataset.from_dict(arrays, source=str(folder), env_id=_env_id(metadata))
+    stored = metadata.get("data_format", "hdf5")
+    if stored != "hdf5":
+        kind = printable(str(stored), 60)
+        raise UserError(f"{folder}: stored as '{kind}', expected 'hdf5'; save it again with data_format='hdf5'.")
     stated = metadata.get("total_steps")
+    if stated is not None and type(stated) is not int:
+        kind = printable(json.dumps(stated), 60)
+        raise UserError(f"{file}: total_steps is {kind}, expected an integer; get the dataset again.")
+    data = _inside(folder, "main_data.hdf5")
+    with hdf5_file(data) as h5:
+        arrays = _read_episodes(h5, data, _image_shape(metadata, file))
+    dataset = TransitionDataset.from_dict(arrays, source=str(folder), env_id=_env_id(metadata))
     if stated is not None and stated != len(dataset):
         raise UserError(
             f"{data}: holds {len(dataset)} transitions, expected {stated} as its metadata says; it is incomplete."
         )
+    dataset.continues = None  # next_obs came from the observations
+    dataset.shuffled = False
     dataset.key_map = {key: column for key, column in dataset.key_map.items() if key in ("observations", *STEP_KEYS)}
     dataset.notes += ("next_obs taken from the observations, which include the last one of every episode",)
     return dataset
 
 
-def _read_episodes(h5: Any, data: Path, jpeg: bool) -> dict[str, Array]:
+def _inside(folder: Path, name: str) -> Path:
+    """A regular file of the dataset that is no link to elsewhere."""
+    file = folder / "data" / name
+    if not file.exists():
+        raise UserError(
+            f"{file}: no such file; the Minari dataset is incomplete, so delete its folder and get it again."
+        )
+    if folder.resolve() not in file.resolve().parents:
+        raise UserError(f"{file}: is a link out of the dataset's folder, which is refused; copy the file there.")
+    return existing(file, "Minari")
+
+
+def _read_episodes(h5: Any, data: Path, image: tuple[int, ...] | None) -> dict[str, Array]:
     """All episodes one after the other; `ends` closes those that were stopped without a flag."""
+    import h5py
+
     found: dict[str, list[Array]] = {key: [] for key in ("observations", "next_observations", *STEP_KEYS, "ends")}
+    allowance = Allowance(data)
     if not len(h5):
         raise UserError(f"{data}: holds no episodes, expected at least one.")
     for i in range(len(h5)):
         if (episode := h5.get(f"episode_{i}")) is None:
             raise UserError(f"{data}: no key 'episode_{i}', expected episodes numbered from 0 to {len(h5) - 1}.")
-        observations = _read_obs(episode, data, jpeg)
-        arrays = {key: hdf5_array(episode, key, data) for key in STEP_KEYS}
+        if not isinstance(episode, h5py.Group):
+            raise UserError(f"{data}: key 'episode_{i}' is an array, expected a group of them.")
+        observations = _read_obs(episode, data, image, allowance)
+        arrays = {key: hdf5_array(episode, key, data, allowance, COPIES) for key in STEP_KEYS}
+        for key, array in {"observations": observations, **arrays}.items():
+            if not array.ndim:
+                raise UserError(f"{data}: key 'episode_{i}/{key}' is a single number, expected an array.")
         steps = len(arrays["rewards"])
         for key, rows in {"observations": len(observations) - 1, **{k: len(v) for k, v in arrays.items()}}.items():
             if rows != steps:
@@ -194,45 +218,73 @@ def _read_episodes(h5: Any, data: Path, jpeg: bool) -> dict[str, Array]:
         return {key: np.concatenate(found.pop(key)) for key in list(found)}
 
 
-def _read_obs(episode: Any, data: Path, jpeg: bool) -> Array:
+def _read_obs(episode: Any, data: Path, image: tuple[int, ...] | None, allowance: Allowance) -> Array:
     """[T + 1, ...] observations of an episode; goal observations are joined, JPEG images decoded."""
     stored = episode.get("observations")
     if stored is not None and hasattr(stored, "keys"):
         if sorted(stored.keys()) != sorted(GOAL_KEYS):
+            parts = ", ".join(printable(key, 60) for key in itertools.islice(stored.keys(), LISTED))
             raise UserError(
-                f"{data}: key 'observations' has the parts {', '.join(stored.keys())}, expected one array or the goal "
+                f"{data}: key 'observations' has the parts {parts}, expected one array or the goal "
                 f"observations {', '.join(GOAL_KEYS)}."
             )
-        parts = [hdf5_array(stored, key, data) for key in GOAL_KEYS]
-        return np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
-    array = hdf5_array(episode, "observations", data)
-    return np.stack([_decode(image) for image in array]) if jpeg else array
+        arrays = [hdf5_array(stored, key, data, allowance, COPIES) for key in GOAL_KEYS]
+        return np.concatenate([array.reshape(len(array), -1) for array in arrays], axis=1)
+    if image is None:
+        return hdf5_array(episode, "observations", data, allowance, COPIES)
+    return _read_images(hdf5_dataset(episode, "observations", data), data, image, allowance)
 
 
-def _decode(image: Array) -> Array:
+def _read_images(stored: Any, data: Path, image: tuple[int, ...], allowance: Allowance) -> Array:
+    """[T + 1, ...] images that are stored as JPEG, one by one: only their bytes tell how many those are."""
+    import h5py
+
+    if stored.ndim != 1 or h5py.check_vlen_dtype(stored.dtype) != np.uint8:
+        raise UserError(f"{data}: key '{stored.name}' is not a list of JPEG images, as its metadata says.")
+    nbytes = len(stored) * math.prod(image)
+    allowance.claim(nbytes, COPIES * nbytes)
+    found = np.empty((len(stored), *image), np.uint8)
+    for i in range(len(stored)):
+        found[i] = _decode(stored[i], image, f"{data}: key '{stored.name}', row {i},")
+    return found
+
+
+def _decode(encoded: Array, shape: tuple[int, ...], where: str) -> Array:
     from PIL import Image
 
-    return np.asarray(Image.open(io.BytesIO(image.tobytes()), formats=("JPEG",)), dtype=np.uint8)
+    try:
+        opened = Image.open(io.BytesIO(encoded.tobytes()), formats=("JPEG",))
+    except Image.DecompressionBombError as error:
+        raise UserError(f"{where} is too large ({first_line(error)}).") from error
+    with opened as image:
+        height, width = shape[:2]
+        if image.size != (width, height):  # before it is decoded, which allocates what it says
+            raise UserError(f"{where} is an image of {image.size}, expected {(width, height)} as its metadata says.")
+        decoded = np.asarray(image, dtype=np.uint8)
+    if decoded.shape != shape:
+        raise UserError(f"{where} is an image of shape {decoded.shape}, expected {shape} as its metadata says.")
+    return decoded
 
 
-def _jpeg(metadata: dict[str, Any]) -> bool:
-    """Does Minari store these observations as JPEG: bytes 0 to 255, at least 32 x 32."""
+def _image_shape(metadata: dict[str, Any], file: Path) -> tuple[int, ...] | None:
+    """The shape of observations that Minari stores as JPEG: bytes 0 to 255, at least 32 x 32."""
     space = _json(metadata.get("observation_space"))
     shape = space.get("shape") or ()
+    if not isinstance(shape, list | tuple) or not all(type(n) is int and 0 < n < 2**31 for n in shape):
+        raise UserError(f"{file}: the shape of observation_space is {printable(str(shape), 60)}, expected integers.")
     image = space.get("dtype") == "uint8" and len(shape) in (2, 3) and min(shape[:2]) >= 32
-    return bool(image and metadata.get("jpeg_encoding", True))
+    return tuple(shape) if image and metadata.get("jpeg_encoding", True) else None
 
 
 def _env_id(metadata: dict[str, Any]) -> str | None:
-    found = _json(metadata.get("env_spec")).get("id")
-    return found if isinstance(found, str) else None
+    return env_name(_json(metadata.get("env_spec")).get("id"))
 
 
 def _json(text: Any) -> dict[str, Any]:
     """A JSON object inside a JSON string; empty where there is none."""
     try:
         found = json.loads(text) if isinstance(text, str) else {}
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -8,6 +8,7 @@ per batch  (`exact_per_batch`) all rows of every source, and each batch holds ex
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
@@ -54,7 +55,18 @@ def load_mix(cfg: MixConfig, spec: Spec, seed: int = 0, trust: Sequence[str] = (
                 f"+dataset@dataset.sources.{name}=npz, or leave it out with its ratio."
             )
     nodes = {name: OmegaConf.create({"source": _as_node(source)})["source"] for name, source in cfg.sources.items()}
-    datasets = {name: instantiate(node, spec, seed + i, trust=trust) for i, (name, node) in enumerate(nodes.items())}
+    for field_name in ("terminals", "episodes"):
+        if getattr(cfg, field_name) != "check":
+            raise UserError(
+                f"dataset.{field_name} has no meaning for a mix; say dataset.sources.NAME.{field_name}=... instead."
+            )
+    datasets = {}
+    for i, (name, node) in enumerate(nodes.items()):
+        try:
+            datasets[name] = instantiate(node, spec, seed + i, trust=trust)
+        except UserError as error:  # what to type has to name the source
+            said = re.sub(r"\bdataset\.(?=[a-z_]+=)", f"dataset.sources.{name}.", str(error))
+            raise UserError(said) from error
     return mix_transition_datasets(
         datasets, cfg.ratios, size=cfg.size, seed=seed, exact_per_batch=cfg.exact_per_batch, oversample=cfg.oversample
     )
@@ -183,6 +195,11 @@ def _join(parts: list[TransitionDataset], names: list[str]) -> TransitionDataset
     mixed = parts[0]._with(mc_return=None, discount=None)
     for column in COLUMNS:
         setattr(mixed, column, np.concatenate([getattr(part, column) for part in parts]))
+    known = [part.continues for part in parts]
+    mixed.continues = None if any(c is None for c in known) else np.concatenate(known)  # type: ignore[arg-type]
+    for flag in ("shuffled", "made_up", "ends_only"):
+        setattr(mixed, flag, any(getattr(part, flag) for part in parts))
+    mixed.recorded = all(part.recorded for part in parts)
     mixed.group = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     mixed.source = "mix of " + ", ".join(names)
     mixed.key_map = {column: column for column in COLUMNS[:6]}

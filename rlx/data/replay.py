@@ -350,6 +350,8 @@ class DatasetReplay(Replay):
     kind = "dataset"
 
     def __init__(self, dataset: TransitionDataset, spec: Spec, discount: float, n_step: int, seed: int):
+        if n_step > 1:
+            dataset.check_order("n-step returns")
         cfg = UniformConfig(capacity=len(dataset), n_step=n_step)
         self._dataset = dataset
         on_disk = dataset.memory == "mmap"

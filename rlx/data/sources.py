@@ -9,7 +9,8 @@ files are then read with `spec=None`, and `finish` is called once it is known.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -17,9 +18,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlx.data.columns import Array, assemble
+from rlx.data.columns import ALIASES, Array, assemble, printable
 from rlx.data.dataset import TransitionDataset
-from rlx.data.files import NpzArrays, existing, hdf5_array, hdf5_file, hdf5_map, readable
+from rlx.data.episodes import Episodes, Terminals, apply_choices
+from rlx.data.files import (
+    Allowance,
+    NpzArrays,
+    env_name,
+    existing,
+    expanded,
+    hdf5_array,
+    hdf5_dataset,
+    hdf5_declared,
+    hdf5_file,
+    hdf5_map,
+    hdf5_text,
+)
+from rlx.data.torch_files import TorchTensors
 from rlx.errors import UserError
 from rlx.memory import enough_memory
 from rlx.saved import restoring
@@ -31,6 +46,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("rlx")
 
 ROW_COST = 500  # bytes of a transition's Python objects besides its observations, roughly
+MAX_CHOICES = 2**16  # of a discrete action, where there is no env to tell
+TRAJECTORIES = {"obs", "acts", "terminal", "indices"}  # keys of what imitation wrote until 0.4
+COPIES = 4  # of an array that is stored by episodes: the parts, the whole, and obs and next_obs picked from it
 
 
 class ActionsOutside(str, Enum):
@@ -54,6 +72,8 @@ class DatasetConfig:
     _target_: str = ""
     actions_outside: ActionsOutside = ActionsOutside.clip  # clip them to the box and say so, or refuse (error)
     any_env: bool = False  # take data that names another env, as long as the shapes fit
+    terminals: Terminals = Terminals.check  # refuse time limits stored as terminals; time_limits: correct; as_stored
+    episodes: Episodes = Episodes.check  # warn of missing boundaries; infer: from next_obs; as_stored
 
 
 @dataclass
@@ -125,8 +145,9 @@ def load_run(cfg: RunConfig, spec: Spec | None, seed: int = 0) -> TransitionData
 def finish(dataset: TransitionDataset, cfg: DatasetConfig, spec: Spec | None) -> TransitionDataset:
     """Check against the env, scale actions, and tell what was loaded; without a spec, the data as they are."""
     if spec is None:
-        return dataset
+        return apply_choices(_countable(dataset), cfg, None, check=False)
     dataset = dataset.fitted_to(spec, cfg.actions_outside, cfg.any_env)
+    dataset = apply_choices(dataset, cfg, spec.episode_limit, spec.env_id)
     keys = ", ".join(f"{key} -> {column}" for key, column in dataset.key_map.items())
     log.info("%s: %d transitions, %d episodes (%s)", dataset.source, len(dataset), len(dataset.episodes), keys)
     for note in dataset.notes:
@@ -134,87 +155,154 @@ def finish(dataset: TransitionDataset, cfg: DatasetConfig, spec: Spec | None) ->
     return dataset
 
 
-def load_transition_dataset(source: str | Path, spec: Spec | None = None) -> TransitionDataset:
+def choices_of(terminals: str, episodes: str) -> DatasetConfig:
+    """The two choices from text."""
+    for name, value, kind in (("terminals", terminals, Terminals), ("episodes", episodes, Episodes)):
+        if value not in [choice.value for choice in kind]:
+            listed = ", ".join(choice.value for choice in kind)
+            raise UserError(f"{name}={printable(str(value))} is not possible; choose one of {listed}.")
+    return DatasetConfig(terminals=Terminals(terminals), episodes=Episodes(episodes))
+
+
+def _countable(dataset: TransitionDataset) -> TransitionDataset:
+    """Choices from which the number of choices can be told, where no env tells it."""
+    if dataset.action.dtype.kind != "f" and (dataset.action.min() < 0 or dataset.action.max() >= MAX_CHOICES):
+        low, high = dataset.action.min(), dataset.action.max()
+        raise UserError(
+            f"{dataset.source}: key '{dataset.key_of('action')}' holds choices from {low} to {high}, expected 0 up to "
+            f"{MAX_CHOICES - 1}; choose the env that the data came from."
+        )
+    return dataset
+
+
+def load_transition_dataset(
+    source: str | Path, spec: Spec | None = None, *, terminals: str = "check", episodes: str = "check"
+) -> TransitionDataset:
     """A dataset from a file (.npz, .pt, .hdf5), a run folder, a Minari folder or a Minari id.
 
-    Without a spec, actions stay in the units of the env.
+    Without a spec, actions stay in the units of the env, and nothing is checked that takes the env to know.
     """
+    choices = choices_of(terminals, episodes)
+    dataset = read_any(source)
+    if spec is None:
+        return apply_choices(dataset, choices, None, check=False)
+    return apply_choices(dataset.fitted_to(spec), choices, spec.episode_limit, spec.env_id)
+
+
+def read_any(source: str | Path) -> TransitionDataset:
+    """The rows of a dataset as they are stored."""
     from rlx.data.minari import read_minari, read_minari_folder
 
-    path = Path(source).expanduser()
+    path = expanded(source)
     readers = {".npz": read_npz, ".pt": read_pt, ".pth": read_pt, ".hdf5": read_hdf5, ".h5": read_hdf5}
     if path.suffix in readers:
         dataset = readers[path.suffix](str(source))
-    elif (path / "data" / "metadata.json").exists():
+    elif _has(path, "data/metadata.json"):
         dataset = read_minari_folder(path)
-    elif (path / "checkpoints").is_dir():
+    elif _has(path, "checkpoints"):
         dataset = read_run(str(source))
-    elif path.exists():
-        raise UserError(f"{path}: unknown kind of dataset: expected {', '.join(readers)}, a run or a Minari folder.")
+    elif _has(path):
+        raise UserError(_unknown_kind(path, readers))
     else:
         dataset = read_minari(str(source))
-    return dataset if spec is None else dataset.fitted_to(spec)
+    return dataset
+
+
+def _unknown_kind(path: Path, readers: Collection[str]) -> str:
+    """How to come from what other libraries write to something that is read."""
+    into = "np.savez(FILE, obs=..., action=..., reward=..., next_obs=..., terminated=..., truncated=...)"
+    if path.suffix in (".pkl", ".pickle"):
+        return f"{path}: is a pickle, which is never loaded; load it where it came from and save arrays with {into}."
+    if _has(path, "dataset_info.json") and _has(path, "state.json"):
+        return (
+            f"{path}: is a folder of Hugging Face's datasets, as imitation writes it; load it there "
+            "(imitation.data.serialize.load), join the trajectories (next_obs is obs[1:] of each) and save arrays with "
+            f"{into}."
+        )
+    return f"{path}: unknown kind of dataset: expected {', '.join(readers)}, a run or a Minari folder."
+
+
+def _has(folder: Path, name: str = "") -> bool:
+    try:
+        return (folder / name).exists()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
 
 
 def read_npz(path: str, mmap: bool = False) -> TransitionDataset:
     file = existing(path, "npz")
     arrays = NpzArrays(file, mmap)
-    return TransitionDataset(
-        assemble(arrays.members.keys(), arrays.__getitem__, str(file)), str(file), arrays.text("env_id")
+    if arrays.members.keys() >= TRAJECTORIES and not mmap:
+        return TransitionDataset.from_dict(_joined_trajectories(arrays, file), source=str(file))
+    columns = assemble(
+        arrays.members.keys(), arrays.__getitem__, str(file), arrays.declared, Allowance(file).claim, mmap
     )
+    return TransitionDataset(columns, str(file), arrays.text("env_id"))
+
+
+def _joined_trajectories(arrays: NpzArrays, file: Path) -> dict[str, Array]:
+    """What imitation wrote until 0.4: trajectories one after the other, obs one longer, cut at `indices`."""
+    allowance = Allowance(file)
+    names: list[str] = [name for name in ("obs", "acts", "rews", "terminal", "indices") if name in arrays.members]
+    for name in names:
+        shape, dtype = arrays.declared(name)
+        allowance.claim(math.prod(shape) * dtype.itemsize, COPIES * math.prod(shape) * dtype.itemsize)
+    found = {name: arrays[name] for name in names}
+    cuts, terminal = found.pop("indices"), found.pop("terminal")
+    steps = len(found["acts"]) if found["acts"].ndim else 0
+    stops = np.append(cuts, steps) if cuts.ndim == 1 and cuts.dtype.kind in "iu" else np.zeros(0)
+    if terminal.shape != stops.shape or not steps or (np.diff(stops, prepend=0) <= 0).any():
+        raise UserError(
+            f"{file}: key 'indices' does not cut {steps} actions into {terminal.size} trajectories, as imitation saves "
+            "them; save the transitions as plain arrays."
+        )
+    last = np.zeros(steps, dtype=bool)
+    last[stops - 1] = True
+    over = np.zeros(steps, dtype=bool)
+    over[stops - 1] = terminal != 0
+    return {**found, "terminated": over, "truncated": last & ~over}
 
 
 def read_pt(path: str) -> TransitionDataset:
-    import pickle
-
-    import torch
-
     file = existing(path, "pt")
-    try:
-        with readable(file, "pt"):
-            loaded = torch.load(file, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, IndexError, AttributeError, TypeError) as error:  # what a damaged pickle leads to
-        raise UserError(
-            f"{file}: holds Python objects or is damaged: expected a dict of tensors saved with torch.save, "
-            "and nothing else is ever unpickled."
-        ) from error
-    if not isinstance(loaded, dict):
-        raise UserError(f"{file}: holds a {type(loaded).__name__}, expected a dict of tensors.")
-    env_id = loaded["env_id"] if isinstance(loaded.get("env_id"), str) else None
-    arrays = {str(k): _from_torch(v, str(k), file) for k, v in loaded.items() if not isinstance(v, str)}
-    return TransitionDataset.from_dict(arrays, source=str(file), env_id=env_id)
-
-
-def _from_torch(value: Any, key: str, file: Path) -> Array:
-    import torch
-
-    if not isinstance(value, torch.Tensor):
-        raise UserError(f"{file}: key '{key}' is a {type(value).__name__}, expected a tensor.")
-    return np.asarray((value.float() if value.dtype == torch.bfloat16 else value).detach().numpy())
+    tensors = TorchTensors(file)
+    for key in tensors.values.keys() & {name for names in ALIASES.values() for name in names}:
+        tensors.declared(key)  # refuses what is no tensor, before it is missed
+    columns = assemble(tensors.values.keys(), tensors.__getitem__, str(file), tensors.declared, Allowance(file).claim)
+    return TransitionDataset(columns, str(file), env_name(tensors.values.get("env_id")))
 
 
 def read_hdf5(path: str, mmap: bool = False) -> TransitionDataset:
     file = existing(path, "hdf5")
     with hdf5_file(file) as h5:
-        env_id = str(h5.attrs["env_id"]) if "env_id" in h5.attrs else None
+        env_id = hdf5_text(h5, "env_id")
+        allowance = Allowance(file)
         if "num_episodes" in h5 and "observations_0" in h5:
-            return TransitionDataset.from_dict(_d3rlpy_episodes(h5, file), source=str(file), env_id=env_id)
+            arrays = _d3rlpy_episodes(h5, file, allowance)
+            return TransitionDataset.from_dict(arrays, source=str(file), env_id=env_id)
 
         def read(key: str) -> Array:
             return hdf5_map(h5, key, file) if mmap else hdf5_array(h5, key, file)
 
-        return TransitionDataset(assemble(h5.keys(), read, str(file)), str(file), env_id)
+        def declared(key: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+            return hdf5_declared(hdf5_dataset(h5, key, file), f"{file}: key '{key}'")
+
+        columns = assemble(h5.keys(), read, str(file), declared, allowance.claim, mmap)
+        return TransitionDataset(columns, str(file), env_id)
 
 
-def _d3rlpy_episodes(h5: Any, file: Path) -> dict[str, Array]:
+def _d3rlpy_episodes(h5: Any, file: Path, allowance: Allowance) -> dict[str, Array]:
     """The arrays per episode that d3rlpy 2 writes, one after the other."""
     found: dict[str, list[Array]] = {"observations": [], "actions": [], "rewards": [], "terminals": [], "timeouts": []}
-    for i in range(int(h5["num_episodes"][()])):
+    for i in range(_number(h5, "num_episodes", file, "iu")):
         for key in ("observations", "actions", "rewards"):
-            found[key].append(hdf5_array(h5, f"{key}_{i}", file))
+            array = hdf5_array(h5, f"{key}_{i}", file, allowance, copies=COPIES)
+            if not array.ndim:
+                raise UserError(f"{file}: key '{key}_{i}' is a single number: expected one row per transition.")
+            found[key].append(array)
         last = np.zeros(len(found["rewards"][-1]), dtype=bool)
         last[-1:] = True
-        terminated = bool(hdf5_array(h5, f"terminated_{i}", file))
+        terminated = bool(_number(h5, f"terminated_{i}", file, "iufb"))
         found["terminals"].append(last & terminated)
         found["timeouts"].append(last & (not terminated))
     if not found["rewards"]:
@@ -222,17 +310,27 @@ def _d3rlpy_episodes(h5: Any, file: Path) -> dict[str, Array]:
     return {key: np.concatenate(parts) for key, parts in found.items()}
 
 
+def _number(h5: Any, key: str, file: Path, kinds: str) -> int:
+    """A single number that is not negative."""
+    stored = hdf5_dataset(h5, key, file)
+    if stored.size != 1 or stored.dtype.kind not in kinds or not (value := np.ravel(stored[()])[0]) >= 0:
+        kind = f"shape {stored.shape} and dtype {printable(str(stored.dtype), 60)}"
+        raise UserError(f"{file}: key '{key}' must be a single number of at least 0; it has {kind}.")
+    return int(value)
+
+
 def read_run(path: str) -> TransitionDataset:
     from rlx.checkpoint import read_replay
 
     if not path:
         raise UserError("No run given for the run dataset: say dataset.path=RUN_FOLDER.")
-    folder = Path(path).expanduser()
+    folder = expanded(path)
     if not (folder / "checkpoints").is_dir():
         raise UserError(f"{folder}: is not the folder of a run: expected one that holds checkpoints.")
     with restoring(folder):
         arrays, env_id = read_replay(folder)
     dataset = TransitionDataset.from_dict(arrays, source=str(folder), env_id=env_id)
+    dataset.recorded = True
     dataset.scaled = dataset.action.dtype.kind == "f"  # a replay holds actions as learners see them
     dataset.notes += ("rewards are as the learner of that run saw them, after its reward transform",)
     return dataset
@@ -262,4 +360,6 @@ def roll_out_random(env_or_id: EnvConfig | str, size: int, seed: int, trust: Seq
             obs = env.reset()[0] if terminated or truncated else next_obs
         env.close()
         arrays = {name: np.asarray(values) for name, values in columns.items()}
-    return TransitionDataset.from_dict(arrays, source=f"random actions in {cfg.id}", env_id=cfg.id)
+    dataset = TransitionDataset.from_dict(arrays, source=f"random actions in {cfg.id}", env_id=cfg.id)
+    dataset.recorded = True
+    return dataset

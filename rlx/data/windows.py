@@ -38,6 +38,7 @@ class WindowSampler:
             raise UserError(f"Windows of length {length} are not possible; give 1 or more.")
         if pad not in ("left", "right"):
             raise UserError(f"Windows cannot be padded on the '{pad}'; give left or right.")
+        dataset.check_order("windows")
         self.dataset = dataset
         self.length = length
         self.pad = pad
