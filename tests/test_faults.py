@@ -41,6 +41,8 @@ class Faulty(gym.Env):
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
         super().reset(seed=seed)
+        if self.fault == "raise at reset":
+            raise OSError("no such scene")
         if self.fault == "nan at reset" and self.count >= 60:
             return np.full(3, np.nan, np.float32), {}
         return self.np_random.uniform(-1, 1, 3).astype(np.float32), {}
@@ -224,6 +226,34 @@ def test_an_action_that_is_not_finite_does_not_reach_the_env(
     assert seen == []
 
 
+def test_an_evaluated_action_that_is_not_finite_does_not_reach_the_env(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rlx.algos.td3_bc import TD3BC
+
+    act = TD3BC.act
+    rlx.train(*faulty("td3_bc", "none", data, "env.kwargs.at=1000"), run_dir=tmp_path / "run")
+    monkeypatch.setattr(TD3BC, "act", lambda self, obs, explore: act(self, obs, explore) * torch.nan)
+    with pytest.raises(RunFailed, match=r"The policy's actions are not finite: \[\[nan\]"):
+        rlx.evaluate(tmp_path / "run", episodes=2)
+    with pytest.raises(RunFailed, match=r"diverged: the policy's action is not finite.* The last checkpoint is"):
+        rlx.resume(tmp_path / "run", "trainer.max_updates=90")
+
+
+def test_an_update_that_fails_by_what_is_not_finite_is_told(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rlx.algos.td3 import TD3
+
+    def poison(self: TD3, batch: Any) -> dict:
+        next(self.critic.parameters()).data[:] = torch.nan
+        raise ValueError("a solver's own words")
+
+    monkeypatch.setattr(TD3, "update", poison)
+    with pytest.raises(RunFailed, match=r"model.critic.* is nan since an update between 1 and 1"):
+        rlx.train(*faulty("td3", "none", data), run_dir=tmp_path / "run")
+
+
 def test_a_reward_transform_that_overflows_is_told(data: Path, tmp_path: Path) -> None:
     overrides = faulty("td3", "reward 1e30", data, "reward=scale", "reward.scale=1e10")
     with pytest.raises(RunFailed, match=r"The reward transform made \[.*\] of the rewards"):
@@ -341,6 +371,19 @@ def test_a_worker_that_does_not_answer_ends_the_run_in_a_sentence(
     assert main([*overrides, f"run_dir={run}"]) == 1
     one_sentence(capfd.readouterr().err, "lane 0: step 15 of", "longer than env.step_timeout=5 seconds")
     check_whole(run)
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_an_env_that_fails_before_its_first_step_is_told(
+    vectorization: str, data: Path, tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    overrides = [*faulty("td3", "raise at reset", data), f"env.vectorization={vectorization}", f"run_dir={run}"]
+    assert main(overrides) == 1
+    one_sentence(
+        capfd.readouterr().err, "Faulty-v0, lane 0: the reset of", "raised OSError: no such scene (test_faults"
+    )
+    assert not run.exists()
 
 
 def test_the_lane_that_failed_is_named() -> None:

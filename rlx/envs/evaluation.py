@@ -9,8 +9,7 @@ import numpy as np
 
 from rlx.envs.runner import to_env_units
 from rlx.envs.scores import normalized_score
-from rlx.envs.vector import Step, VectorEnv, is_finite
-from rlx.errors import RunFailed
+from rlx.envs.vector import NonFiniteAction, Step, VectorEnv, is_finite
 
 
 class Episodes(NamedTuple):
@@ -78,7 +77,7 @@ def walk_episodes(act: Callable[[np.ndarray], np.ndarray], envs: VectorEnv, seed
     while any(counted):
         chosen = act(obs)
         if not is_finite(chosen):
-            raise RunFailed(f"The policy's actions are not finite: {chosen.tolist()}.")
+            raise NonFiniteAction(chosen)
         action = to_env(chosen)
         step = envs.step(action)
         yield Walked(obs, action, step, [(i, k) for i, k in enumerate(episode) if counted[i]])

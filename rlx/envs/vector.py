@@ -44,6 +44,13 @@ class EnvFault(RunFailed):
         self.trace = trace
 
 
+class NonFiniteAction(RunFailed):
+    """A policy gave actions that no env should see."""
+
+    def __init__(self, action: np.ndarray):
+        super().__init__(f"The policy's actions are not finite: {_shown(action)}.")
+
+
 def is_finite(x: np.ndarray) -> bool:
     """Are all numbers finite as float32, in which buffers keep them? The sum of squares tells, unless it is large."""
     return x.dtype.kind != "f" or np.vdot(x, x) < FLOAT32_MAX or bool((np.abs(x) <= FLOAT32_MAX).all())
@@ -100,9 +107,9 @@ class Lanes:
         raise self.fault(lane, f"gave the {what}")
 
 
-def _shown(obs: np.ndarray) -> str:
-    """An observation on one line, its middle left out where it is long."""
-    return " ".join(np.array2string(obs, threshold=8, edgeitems=3, separator=", ").split())
+def _shown(array: np.ndarray) -> str:
+    """An array on one line, its middle left out where it is long."""
+    return " ".join(np.array2string(array, threshold=8, edgeitems=3, separator=", ").split())
 
 
 class Step(NamedTuple):

@@ -56,9 +56,12 @@ class Guard:
     def note(self, metrics: Metrics) -> None:
         self._recent.append(metrics)
 
-    def problem(self, updates: int) -> str | None:
-        """What is no longer finite after so many updates, and since when; None if all is well."""
-        if updates == self._good:
+    def problem(self, updates: int, anew: bool = False) -> str | None:
+        """What is no longer finite after so many updates, and since when; None if all is well.
+
+        `anew` looks even where nothing was updated since: an update that raised is not counted.
+        """
+        if updates == self._good and not anew:
             return None
         weights = {f"model.{name}": p.detach() for name, p in self._learner.named_parameters()}
         others = {n: t for n, t in self._learner.tensors().items() if t.is_floating_point() and n not in weights}
@@ -77,7 +80,7 @@ class Guard:
             return loss if is_loss(flaws[0]) else f"{loss}, and {flaws[0]}"
         if self._good < 0:
             return f"{flaws[0]} before the first update of this session"
-        return f"{flaws[0]} since an update between {self._good + 1} and {updates}"
+        return f"{flaws[0]} since an update between {self._good + 1} and {max(updates, self._good + 1)}"
 
     def _first_bad_loss(self, updates: int) -> str | None:
         first = updates - len(self._recent) + 1

@@ -35,7 +35,7 @@ from rlx.data.replay import Mixture, Replay
 from rlx.data.rollout import RolloutBuffer
 from rlx.envs.evaluation import run_episodes
 from rlx.envs.runner import Journal, Runner
-from rlx.envs.vector import EnvFault, is_finite
+from rlx.envs.vector import EnvFault, NonFiniteAction, is_finite
 from rlx.errors import RunFailed, UserError
 from rlx.files import write_atomically
 from rlx.learner import Learner, is_learning_rate
@@ -117,10 +117,6 @@ class TrainerState:
     best: float | None = None  # the highest of them
     wall_time: float = 0.0  # seconds of training, all sessions together
     exact: bool = True  # False once a resume could not put an env back to where it was
-
-
-class NonFiniteAction(Exception):
-    """A policy gave an action that no env should see."""
 
 
 class Trainer:
@@ -335,7 +331,7 @@ class Trainer:
         else:
             action = self.learner.act(tensor.to(self.device), explore).cpu().numpy()
         if not is_finite(action):
-            raise NonFiniteAction
+            raise NonFiniteAction(action)
         return action
 
     def _to_device(self, batch: Any) -> Any:
@@ -387,17 +383,26 @@ class Trainer:
     def _explained(self, error: BaseException) -> BaseException:
         """What to raise for an error: a sentence for what an env or divergence did, and the error itself for others."""
         if isinstance(error, EnvFault):
-            file = self.run_dir / ERROR_FILE
-            if not error.trace:
-                return self._failed(str(error))
-            write_atomically(file, error.trace.encode())
-            return self._failed(f"{error}; its traceback is in {file}")
-        if isinstance(error, (RunFailed, UserError)) or not isinstance(error, Exception):
+            return self._failed(f"{error}{self._keep_trace(error)}")
+        known = isinstance(error, (RunFailed, UserError)) and not isinstance(error, NonFiniteAction)
+        if known or not isinstance(error, Exception):
             return error
-        problem = self._guard.problem(self.state.updates)  # by which distributions and solvers fail in their own words
+        # distributions and solvers have words of their own for weights that are not finite
+        problem = self._guard.problem(self.state.updates, anew=True)
         if problem is None and isinstance(error, NonFiniteAction):
             problem = "the policy's action is not finite, although its weights are"
         return self._diverged(problem) if problem is not None else error
+
+    def _keep_trace(self, fault: EnvFault) -> str:
+        """Write the env's traceback to the run folder; where it is, as the end of a sentence."""
+        file = self.run_dir / ERROR_FILE
+        if not fault.trace:
+            return ""
+        try:
+            write_atomically(file, fault.trace.encode())
+        except OSError:  # a full disk must not hide what happened
+            return ""
+        return f"; its traceback is in {file}"
 
     def _diverged(self, problem: str) -> RunFailed:
         rates = {n: float(v) for n, v in self.cfg.algo.items() if is_learning_rate(str(n)) and v}
