@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rlx.data.sources import load_transition_dataset
-    from rlx.errors import UserError
+    from rlx.errors import RunFailed, UserError
     from rlx.policy import Policy
     from rlx.workflows import Result, collect, evaluate, inspect_data, load, predict, resume, train
 
@@ -31,11 +31,13 @@ _HOMES = {
     "load_transition_dataset": "rlx.data.sources",
     "Result": "rlx.workflows",
     "Policy": "rlx.policy",
+    "RunFailed": "rlx.errors",
     "UserError": "rlx.errors",
 }
 __all__ = [
     "Policy",
     "Result",
+    "RunFailed",
     "UserError",
     "collect",
     "evaluate",

@@ -1,6 +1,7 @@
 """The command line: a thin shell around `rlx.workflows`.
 
-Exit codes: 0 done, 1 failed, 2 bad configuration or input, 130 / 143 interrupted with a checkpoint saved.
+Exit codes: 0 done, 1 failed, 2 bad configuration or input, 130 / 143 interrupted, with a checkpoint saved unless a
+second signal ended the run at once.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlx.errors import UserError, nearest
+from rlx.errors import Interrupted, RunFailed, UserError, nearest
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -69,6 +70,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         log.error("%s", error)
         return 2
+    except RunFailed as error:
+        log.error("%s", error)
+        return 1
+    except Interrupted as error:
+        log.error("%s", error)
+        return error.code
     except KeyboardInterrupt:
         log.error("Interrupted before training began; nothing was written.")
         return 130
@@ -136,6 +143,10 @@ def hydra_main(arguments: list[str]) -> int:
         except UserError as error:  # Hydra would print a traceback; the other jobs go on
             log.error("%s", error)
             codes.append(2)
+            return None
+        except RunFailed as error:
+            log.error("%s", error)
+            codes.append(1)
             return None
         codes.append(report(result))
         if codes[-1] in EXIT_CODES.values():

@@ -1,4 +1,4 @@
-"""The one kind of error that is the user's to mend: a sentence, no traceback, exit code 2."""
+"""Errors that are sentences: what the user can mend (exit code 2) and what ended a run (exit code 1)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,18 @@ from collections.abc import Iterable
 
 class UserError(Exception):
     """Bad configuration or input: says what was wrong, what was expected and what to type instead."""
+
+
+class RunFailed(Exception):
+    """A run that cannot go on: says what happened and how to go on from its last checkpoint; exit code 1."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """A second signal while the first one waits for a step to end: the run ends at once, without a checkpoint."""
+
+    def __init__(self, sentence: str, code: int):
+        super().__init__(sentence)
+        self.code = code  # what the process exits with
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:

@@ -14,8 +14,9 @@ import re
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -50,7 +51,7 @@ from rlx.data.replay import DatasetReplay, Layout, Replay
 from rlx.data.sources import choices_of, finish, load_transition_dataset
 from rlx.envs import make_env, make_vector_env, spec_of
 from rlx.envs.factory import EnvConfig
-from rlx.errors import UserError
+from rlx.errors import Interrupted, UserError
 from rlx.files import read_bounded, write_atomically
 from rlx.learner import Allocation, Learner
 from rlx.memory import available_memory, enough_memory, memory_errors
@@ -76,6 +77,7 @@ from rlx.types import Spec
 
 log = logging.getLogger("rlx")
 
+ONE_SIGNAL = 0.5  # seconds within which signals count as one: `timeout` and launchers send each of them twice
 NO_ENV = "none"  # the env id of runs without a simulator
 
 
@@ -366,25 +368,38 @@ def make_bus(cfg: DictConfig) -> CallbackBus:
 
 
 def _finish(trainer: Trainer) -> Result:
-    try:
-        with interruptible(trainer):
+    with interruptible(trainer):
+        try:
             trainer.run()
-        summary = summarise(trainer)
-        write_atomically(trainer.run_dir / "summary.json", json.dumps(summary, indent=2).encode())
-    finally:
-        trainer.close()  # last: an env that fails here loses nothing
+            summary = summarise(trainer)
+            write_atomically(trainer.run_dir / "summary.json", json.dumps(summary, indent=2).encode())
+        finally:
+            trainer.close()  # last: an env that fails here loses nothing
     return Result(summary, trainer.run_dir, trainer.learner)
 
 
 @contextmanager
 def interruptible(trainer: Trainer) -> Iterator[None]:
-    """SIGINT and SIGTERM end the run after the step under way, with a checkpoint; they reach the main thread only."""
+    """SIGINT and SIGTERM end the run after the step under way, with a checkpoint; they reach the main thread only.
+
+    A second one ends it at once: an env that hangs never ends its step.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    first = 0.0
 
     def handle(number: int, frame: Any) -> None:
-        trainer.interrupt = INTERRUPTS[signal.Signals(number)]
+        nonlocal first
+        name, now = signal.Signals(number).name, time.monotonic()
+        if trainer.interrupt is None:
+            trainer.interrupt, first = INTERRUPTS[signal.Signals(number)], now
+            text = f"rlx: {name}: the run ends after this step, with a checkpoint; a second one ends it at once.\n"
+            with suppress(OSError):  # written past the streams: one may be in the middle of a line
+                os.write(2, text.encode())
+        elif now - first > ONE_SIGNAL:
+            sentence = f"A second signal, {name}, ended the run in the middle of a step. {trainer.way_on()}"
+            raise Interrupted(sentence, 128 + number)
 
     before = {number: signal.signal(number, handle) for number in INTERRUPTS}
     try:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -283,8 +283,14 @@ def test_nested_infos_arrive_from_workers_as_they_were() -> None:
 def test_slow_envs_get_workers_of_their_own(
     seconds: float, n: int, cores: int, kind: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step = Counter.step
-    monkeypatch.setattr(Counter, "step", lambda self, action: (time.sleep(seconds), step(self, action))[1])
+    step, now = Counter.step, [0.0]  # a clock that only steps move, so that a busy machine changes nothing
+
+    def slow(self: Counter, action: Any) -> Any:
+        now[0] += seconds
+        return step(self, action)
+
+    monkeypatch.setattr(Counter, "step", slow)
+    monkeypatch.setattr("rlx.envs.factory.time", SimpleNamespace(perf_counter=lambda: now[0]))
     monkeypatch.setattr("os.sched_getaffinity", lambda _: range(cores), raising=False)
     envs = make_vector_env(EnvConfig(id="Counter-v0", num_envs=n))
     assert type(envs) is kind

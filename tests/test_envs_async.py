@@ -18,6 +18,7 @@ import rlx
 from rlx.checkpoint import CheckpointStore
 from rlx.envs.vector import AsyncEnvs
 
+GUARD = 600  # seconds after which a test gives up: never what decides
 ENDLESS = (
     "algo=sac", "env=pendulum", "~algo_env", *SMALL, "env.vectorization=async", "env.num_envs=2",
     "trainer.max_env_steps=100000000", "trainer.learning_starts=50", "trainer.eval_interval=0",
@@ -33,12 +34,12 @@ def test_a_signal_to_the_group_saves_and_exits(number: int, code: int, tmp_path:
         process = subprocess.Popen(command, stdout=said, stderr=said, start_new_session=True)
     try:
         metrics = folder / "metrics.jsonl"
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + GUARD
         while process.poll() is None and not (metrics.exists() and metrics.stat().st_size):
             assert time.monotonic() < deadline, (tmp_path / "said").read_text()
             time.sleep(0.05)
         os.killpg(process.pid, number)
-        assert process.wait(120) == code, (tmp_path / "said").read_text()
+        assert process.wait(GUARD) == code, (tmp_path / "said").read_text()
     finally:
         if process.poll() is None:
             process.kill()
@@ -67,4 +68,4 @@ def test_a_process_that_forgets_its_envs_still_exits() -> None:
         "import gymnasium as gym\nfrom rlx.envs.vector import AsyncEnvs\n"
         "envs = AsyncEnvs([lambda: gym.make('Pendulum-v1')] * 2)\nenvs.reset({0: 1, 1: 2})\nraise SystemExit(3)\n"
     )
-    assert subprocess.run([sys.executable, "-c", code], timeout=120, check=False).returncode == 3
+    assert subprocess.run([sys.executable, "-c", code], timeout=GUARD, check=False).returncode == 3

@@ -11,9 +11,10 @@ Events, in the order of a run (`trainer` is always the first argument):
     evaluated(metrics)             an evaluation was made; "eval/return_mean" and friends as floats
     checkpoint(path)               a checkpoint was written
     run_end()                      after the last step, also when interrupted
+    run_failed(error)              instead of run_end where an error ends the run: close what is open, and write nothing
 
-Within one event, callbacks run by `order`: low first. A callback that is not `critical` and raises is switched off
-with a warning; the run goes on.
+Within one event, callbacks run by `order`: low first. A callback that is not `critical` and raises, or calls sys.exit,
+is switched off with a warning; the run goes on.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from rlx.errors import RunFailed
 from rlx.saved import check_like
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ log = logging.getLogger("rlx")
 
 EVENTS = (
     "run_start", "phase_start", "episode", "update", "iteration", "log", "evaluated", "checkpoint", "run_end",
+    "run_failed",
 )  # fmt: skip
 
 
@@ -72,10 +75,13 @@ class CallbackBus:
         for name, callback, handler in self._handlers[event]:
             try:
                 handler(trainer, *args)
-            except Exception as error:
-                if callback.critical:
+            except (Exception, SystemExit) as error:
+                told = f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else str(error)
+                if callback.critical and event != "run_failed":
+                    if isinstance(error, SystemExit):
+                        raise RunFailed(f"{name} called {told} in on_{event}. {trainer.way_on()}") from error
                     raise
-                log.warning("%s failed and is switched off; the run goes on: %s", name, error)
+                log.warning("%s failed and is switched off; the run goes on: %s", name, told)
                 del self.callbacks[name]
                 self._bind()
 

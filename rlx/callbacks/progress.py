@@ -81,6 +81,11 @@ class Progress(Callback):
             self._bar.stop()
             self._bar = None
 
+    def on_run_failed(self, trainer: Trainer, error: BaseException) -> None:
+        if self._bar is not None:
+            self._bar.stop()  # the terminal gets its cursor back
+            self._bar = None
+
     @property
     def _interval(self) -> float:
         return self.cfg.refresh if self._bar is not None else self.cfg.every

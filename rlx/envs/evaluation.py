@@ -9,7 +9,7 @@ import numpy as np
 
 from rlx.envs.runner import to_env_units
 from rlx.envs.scores import normalized_score
-from rlx.envs.vector import Step, VectorEnv
+from rlx.envs.vector import NonFiniteAction, Step, VectorEnv, is_finite
 
 MOST_EPISODES = 10**6  # beyond which a number of episodes is a mistake
 
@@ -77,7 +77,10 @@ def walk_episodes(act: Callable[[np.ndarray], np.ndarray], envs: VectorEnv, seed
     first = envs.reset({i: seeds[k] for i, k in enumerate(episode)})
     obs = np.stack([first[i] for i in range(envs.num_envs)])
     while any(counted):
-        action = to_env(act(obs))
+        chosen = act(obs)
+        if not is_finite(chosen):
+            raise NonFiniteAction(chosen)
+        action = to_env(chosen)
         step = envs.step(action)
         yield Walked(obs, action, step, [(i, k) for i, k in enumerate(episode) if counted[i]])
         obs = step.next_obs.copy()

@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -17,7 +18,7 @@ from gymnasium import spaces
 from omegaconf import MISSING
 
 from rlx.envs.vector import AsyncEnvs, NativeEnvs, SyncEnvs, VectorEnv
-from rlx.errors import UserError, nearest
+from rlx.errors import UserError, nearest, require
 from rlx.saved import trusted
 from rlx.types import Goal, Spec
 
@@ -41,6 +42,7 @@ class EnvConfig:
     kwargs: dict[str, Any] = field(default_factory=dict)  # passed to gymnasium.make
     num_envs: int = 1  # environments stepped together
     vectorization: str = "auto"  # sync: in this process, async: a process each, native: the env's own, auto: the faster
+    step_timeout: float | None = None  # seconds that a step or a reset of an async env may take; null: no limit
     max_episode_steps: int | None = None  # another time limit than the registered one
     dataset_id: str | None = None  # the Minari dataset that dataset=minari means for this env
     extra: str | None = None  # the extra of rlx that brings its dependencies
@@ -162,10 +164,17 @@ def make_vector_env(cfg: EnvConfig, num_envs: int | None = None, trust: Sequence
     n = cfg.num_envs if num_envs is None else num_envs
     if n < 1:
         raise UserError(f"env.num_envs={n} is not possible; give at least 1.")
-    kind = cfg.vectorization
+    kind, limit = cfg.vectorization, cfg.step_timeout
     most = MOST_ENVS.get(kind, max(MOST_ENVS.values()))
     if n > most:
         raise UserError(f"env.num_envs={n} is more than rlx makes with env.vectorization={kind}; give at most {most}.")
+    if limit is not None:
+        require(limit > 0, f"env.step_timeout={limit} must be above 0; null means no limit.")
+        require(
+            kind in ("async", "auto"),
+            f"env.step_timeout={limit} needs env.vectorization=async: only a process of its own can be ended.",
+        )
+        kind = "async"
     if kind in ("native", "auto"):
         native = _native(cfg, n) if kind == "native" or n >= NATIVE_FROM else None
         if native is not None:
@@ -176,12 +185,12 @@ def make_vector_env(cfg: EnvConfig, num_envs: int | None = None, trust: Sequence
             )
         few = n <= MOST_ENVS["async"]
         kind = "async" if few and _workers_pay(cfg, n, trust) else "sync"
-        if n > MOST_ENVS[kind]:
-            raise UserError(f"env.num_envs={n} is more than rlx makes of {cfg.id}; give at most {MOST_ENVS[kind]}.")
-    kinds: dict[str, Callable[..., VectorEnv]] = {"sync": SyncEnvs, "async": AsyncEnvs}
+    if n > MOST_ENVS.get(kind, n):
+        raise UserError(f"env.num_envs={n} is more than rlx makes of {cfg.id}; give at most {MOST_ENVS[kind]}.")
+    kinds: dict[str, Callable[..., VectorEnv]] = {"sync": SyncEnvs, "async": partial(AsyncEnvs, timeout=limit)}
     if kind not in kinds:
         raise UserError(f"env.vectorization={kind} is not known; choose sync, async, native or auto.")
-    return kinds[kind]([lambda: make_env(cfg, trust)] * n)
+    return kinds[kind]([lambda: make_env(cfg, trust)] * n, cfg.id)
 
 
 def _workers_pay(cfg: EnvConfig, n: int, trust: Sequence[str]) -> bool:
@@ -193,17 +202,17 @@ def _workers_pay(cfg: EnvConfig, n: int, trust: Sequence[str]) -> bool:
 
 def _step_seconds(cfg: EnvConfig, trust: Sequence[str], steps: int = 5) -> float:
     """The fastest of some steps."""
-    env = make_env(cfg, trust)
-    env.reset(seed=0)
-    env.action_space.seed(0)
+    envs = SyncEnvs([lambda: make_env(cfg, trust)], cfg.id)
+    envs.reset({0: 0})
+    envs.action_space.seed(0)
     found = []
     for _ in range(steps):
         start = time.perf_counter()
-        _, _, terminated, truncated, _ = env.step(env.action_space.sample())
+        step = envs.step([envs.action_space.sample()])
         found.append(time.perf_counter() - start)
-        if terminated or truncated:
-            env.reset()
-    env.close()
+        if step.terminated[0] or step.truncated[0]:
+            envs.reset({0: 0})
+    envs.close()
     return min(found)
 
 
@@ -217,4 +226,4 @@ def _native(cfg: EnvConfig, n: int) -> VectorEnv | None:
     if limit is not None:
         kwargs["max_episode_steps"] = limit
     env = gym.make_vec(cfg.id, num_envs=n, vectorization_mode="vector_entry_point", **kwargs)
-    return NativeEnvs(env) if NativeEnvs.fits(env) else None
+    return NativeEnvs(env, cfg.id) if NativeEnvs.fits(env) else None

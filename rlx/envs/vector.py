@@ -3,18 +3,113 @@
 Gymnasium's vector envs can reset on the next step, on the same step or never. We take "never": the caller sees the real
 final observation of every episode, and starts the next one from a seed of its own, which is what makes an exact resume
 possible. No reset transition can enter a buffer, because there is none.
+
+What an env gives is checked here, where it enters: an env that raises, hangs, dies or gives numbers that are not finite
+ends in an `EnvFault`, a sentence that names it.
 """
 
 from __future__ import annotations
 
+import ctypes
+import multiprocessing
 import os
+import queue
 import signal
-from collections.abc import Callable, Sequence
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+from gymnasium.vector.async_vector_env import AsyncState
+
+from rlx.errors import RunFailed
+
+PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal to get when the parent ends
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+PATIENCE = 600.0  # seconds for a process that is ending to be gone
+
+
+class EnvFault(RunFailed):
+    """An env that failed: a sentence that names it, and the env's own traceback where there is one."""
+
+    def __init__(self, sentence: str, trace: str = ""):
+        super().__init__(sentence)
+        self.trace = trace
+
+
+class NonFiniteAction(RunFailed):
+    """A policy gave actions that no env should see."""
+
+    def __init__(self, action: np.ndarray):
+        super().__init__(f"The policy's actions are not finite: {_shown(action)}.")
+
+
+def is_finite(x: np.ndarray) -> bool:
+    """Are all numbers finite as float32, in which buffers keep them? The sum of squares tells, unless it is large."""
+    return x.dtype.kind != "f" or np.vdot(x, x) < FLOAT32_MAX or bool((np.abs(x) <= FLOAT32_MAX).all())
+
+
+def said(error: BaseException) -> str:
+    """What an env did, in one line: the kind of error, its message and where it was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    if isinstance(error, SystemExit):
+        return f"called sys.exit({error.code!r}){where}"
+    words = " ".join(str(error).split())
+    return f"raised {type(error).__name__}{': ' if words else ''}{words}{where}"
+
+
+class Lanes:
+    """Where each of N envs is, so that a fault says where it was and can be brought about again."""
+
+    def __init__(self, name: str, n: int):
+        self.name = name
+        self._seeds = [0] * n  # of the episodes under way
+        self._first = [0] * n  # vector steps before each of them
+        self._steps = 0  # vector steps so far
+
+    def begin(self, seeds: dict[int, int]) -> None:
+        for i, seed in seeds.items():
+            self._seeds[i], self._first[i] = seed, self._steps
+
+    def step(self) -> None:
+        self._steps += 1
+
+    def fault(self, lane: int, problem: str, trace: str = "") -> EnvFault:
+        """A sentence such as "Pendulum-v1, lane 0: step 7 of the episode with seed 3 raised ValueError: ..."."""
+        step = self._steps - self._first[lane]
+        call = f"step {step}" if step else "the reset"
+        return EnvFault(
+            f"{self.name}, lane {lane}: {call} of the episode with seed {self._seeds[lane]} {problem}", trace
+        )
+
+    def check_first(self, obs: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
+        for i, first in obs.items():
+            if not is_finite(first):
+                raise self.fault(i, f"gave the observation {_shown(first)}")
+        return obs
+
+    def check(self, step: Step) -> Step:
+        obs, reward = step.next_obs, step.reward
+        if obs.dtype.kind == "f" and np.vdot(obs, obs) + reward.dot(reward) < FLOAT32_MAX:  # nearly always, and quick
+            return step
+        if is_finite(obs) and is_finite(reward):
+            return step
+        lane = next(i for i in range(len(obs)) if not (is_finite(obs[i]) and is_finite(reward[i])))
+        what = f"reward {reward[lane]}" if is_finite(obs[lane]) else f"observation {_shown(obs[lane])}"
+        raise self.fault(lane, f"gave the {what}")
+
+
+def _shown(array: np.ndarray) -> str:
+    """An array on one line, its middle left out where it is long."""
+    return " ".join(np.array2string(array, threshold=8, edgeitems=3, separator=", ").split())
 
 
 class Step(NamedTuple):
@@ -45,9 +140,10 @@ class VectorEnv(Protocol):
 class SyncEnvs:
     """All environments in this process: the fastest choice for cheap envs."""
 
-    def __init__(self, makers: Sequence[Callable[[], gym.Env]]):
+    def __init__(self, makers: Sequence[Callable[[], gym.Env]], name: str = "env"):
         self.envs = [make() for make in makers]
         self.num_envs = n = len(self.envs)
+        self._lanes = Lanes(name, n)
         self.action_space = self.envs[0].action_space
         space = self.envs[0].observation_space
         dtype = np.uint8 if space.dtype == np.uint8 and len(space.shape or ()) == 3 else np.float32
@@ -58,62 +154,181 @@ class SyncEnvs:
         self._infos: list[dict[str, Any]] = [{} for _ in range(n)]
 
     def reset(self, seeds: dict[int, int]) -> dict[int, np.ndarray]:
-        return {i: np.asarray(self.envs[i].reset(seed=seed)[0], self._obs.dtype) for i, seed in seeds.items()}
+        self._lanes.begin(seeds)
+        found = {}
+        for i, seed in seeds.items():
+            try:
+                found[i] = np.asarray(self.envs[i].reset(seed=seed)[0], self._obs.dtype)
+            except (Exception, SystemExit) as error:
+                raise self._lanes.fault(i, said(error), traceback.format_exc()) from error
+        return self._lanes.check_first(found)
 
     def step(self, actions: Sequence[Any]) -> Step:
-        for i, env in enumerate(self.envs):
-            self._obs[i], self._reward[i], self._terminated[i], self._truncated[i], self._infos[i] = env.step(
-                actions[i]
-            )
-        return Step(self._obs, self._reward, self._terminated, self._truncated, self._infos)
+        self._lanes.step()
+        i = 0
+        try:
+            for i, env in enumerate(self.envs):
+                self._obs[i], self._reward[i], self._terminated[i], self._truncated[i], self._infos[i] = env.step(
+                    actions[i]
+                )
+        except (Exception, SystemExit) as error:
+            raise self._lanes.fault(i, said(error), traceback.format_exc()) from error
+        return self._lanes.check(Step(self._obs, self._reward, self._terminated, self._truncated, self._infos))
 
     def close(self) -> None:
         for env in self.envs:
             env.close()
 
 
+class WorkerError(Exception):
+    """What went wrong in a worker, in words that can be sent: problem and traceback."""
+
+
+class Telling(gym.Wrapper):
+    """An env in a worker, whose errors can all be sent to the trainer, as those of others' classes cannot."""
+
+    def reset(self, **kwargs: Any) -> Any:
+        return self._told(self.env.reset, **kwargs)
+
+    def step(self, action: Any) -> Any:
+        return self._told(self.env.step, action)
+
+    def _told(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        try:
+            return call(*args, **kwargs)
+        except (Exception, SystemExit) as error:
+            raise WorkerError(said(error), traceback.format_exc()) from None
+
+
+class LaneError(Exception):
+    """A lane that failed: lane, problem and traceback."""
+
+
+class Workers(AsyncVectorEnv):
+    """Gymnasium's processes, which say who failed, and which SIGKILL ends: they ignore SIGTERM."""
+
+    def _raise_if_errors(self, successes: Iterable[bool]) -> None:
+        if all(successes):
+            return
+        try:
+            lane, kind, value, trace = self.error_queue.get(timeout=PATIENCE)
+        except queue.Empty:
+            raise LaneError(list(successes).index(False), "failed and did not say why", "") from None
+        if isinstance(value, WorkerError):
+            raise LaneError(lane, *value.args)
+        raise LaneError(lane, f"raised {kind.__name__}: {value}", trace)  # by what Gymnasium does with an observation
+
+    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
+        if terminate or self._state != AsyncState.DEFAULT:  # a call that is under way may never end
+            terminate, self._state = True, AsyncState.DEFAULT
+            for process in self.processes:
+                process.kill()
+        super().close_extras(timeout, terminate)
+
+
 class AsyncEnvs:
     """One process for each environment: pays for envs that take a millisecond or more.
 
     Ctrl-C, and a scheduler that ends a job, signal all processes at once. The trainer still needs its envs then, to end
-    the step under way: the workers ignore such signals, and end with the trainer.
+    the step under way: the workers ignore such signals, and end with the trainer, however it ends.
     """
 
-    def __init__(self, makers: Sequence[Callable[[], gym.Env]]):
+    def __init__(self, makers: Sequence[Callable[[], gym.Env]], name: str = "env", timeout: float | None = None):
         home = os.getpid()
-        sturdy = [lambda make=make: _without_signals(make, home) for make in makers]
-        self._envs = AsyncVectorEnv(sturdy, autoreset_mode=AutoresetMode.DISABLED, daemon=True)
-        for process in self._envs.processes:  # by which Gymnasium and the interpreter's exit would end them
-            process._popen.terminate = process._popen.kill  # type: ignore[attr-defined]
+        in_main = threading.current_thread() is threading.main_thread()
+        sturdy = [lambda make=make: _in_worker(make, home, in_main) for make in makers]
         self.num_envs = len(makers)
+        self._lanes = Lanes(name, self.num_envs)
+        self._timeout = timeout  # seconds for a step or a reset
+        self._failed = False
+        try:
+            self._envs = Workers(sturdy, autoreset_mode=AutoresetMode.DISABLED, daemon=True)
+        except (EOFError, OSError) as error:
+            raise EnvFault(f"{name}: a process ended while it made its env ({error!r})") from error
+        for process in self._envs.processes:  # by which the interpreter's exit would end them
+            process._popen.terminate = process._popen.kill  # type: ignore[attr-defined]
         self.action_space = self._envs.single_action_space
         space = self._envs.single_observation_space
         self._dtype = np.uint8 if space.dtype == np.uint8 and len(space.shape or ()) == 3 else np.float32
 
     def reset(self, seeds: dict[int, int]) -> dict[int, np.ndarray]:
+        self._lanes.begin(seeds)
         mask = np.zeros(self.num_envs, bool)
         mask[list(seeds)] = True
         every = [seeds.get(i) for i in range(self.num_envs)]
-        obs, _ = self._envs.reset(seed=every, options={"reset_mask": mask})
-        return {i: np.asarray(obs[i], self._dtype) for i in seeds}
+        obs, _ = self._answered("reset", every, {"reset_mask": mask})
+        return self._lanes.check_first({i: np.asarray(obs[i], self._dtype) for i in seeds})
 
     def step(self, actions: Sequence[Any]) -> Step:
-        obs, reward, terminated, truncated, infos = self._envs.step(np.stack([np.asarray(a) for a in actions]))
-        return Step(np.asarray(obs, self._dtype), reward, terminated, truncated, _per_env(infos, self.num_envs))
+        self._lanes.step()
+        obs, reward, terminated, truncated, infos = self._answered("step", np.stack([np.asarray(a) for a in actions]))
+        infos = _per_env(infos, self.num_envs)
+        return self._lanes.check(Step(np.asarray(obs, self._dtype), reward, terminated, truncated, infos))
+
+    def _answered(self, call: str, *args: Any) -> Any:
+        """What all workers answer to a call; a fault of the first one that does not."""
+        try:
+            getattr(self._envs, f"{call}_async")(*args)
+            return getattr(self._envs, f"{call}_wait")(self._timeout)
+        except LaneError as error:
+            self._failed = True
+            lane, problem, trace = error.args
+            raise self._lanes.fault(lane, problem, trace) from None
+        except multiprocessing.TimeoutError as error:
+            self._failed = True
+            silent = (i for i, pipe in enumerate(self._envs.parent_pipes) if not pipe.poll())
+            took = f"took longer than env.step_timeout={self._timeout:g} seconds"
+            raise self._lanes.fault(next(silent, 0), took) from error
+        except (EOFError, OSError) as error:  # the other end of a pipe is gone
+            self._failed = True
+            raise self._lanes.fault(*self._dead()) from error
+
+    def _dead(self) -> tuple[int, str]:
+        """The first worker that ended, and how."""
+        processes = self._envs.processes
+        ended = wait([process.sentinel for process in processes], PATIENCE)
+        lane = next((i for i, process in enumerate(processes) if process.sentinel in ended), 0)
+        processes[lane].join(PATIENCE)  # its end of the pipe is closed a moment before it is gone
+        code = processes[lane].exitcode
+        if code is not None and code < 0:
+            return lane, f"did not end: its process was killed by {signal.Signals(-code).name}"
+        return lane, f"did not end: its process exited with code {code}"
 
     def close(self) -> None:
         try:
-            self._envs.close()
+            self._envs.close(terminate=self._failed)
         except (OSError, EOFError):  # a worker is gone, and with it the other end of its pipe
             self._envs.close(terminate=True)
 
 
-def _without_signals(make: Callable[[], gym.Env], home: int) -> gym.Env:
+def _in_worker(make: Callable[[], gym.Env], home: int, in_main: bool) -> gym.Env:
     """An env for a worker; Gymnasium also makes one in the process that starts them."""
-    if os.getpid() != home:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
-    return make()
+    if os.getpid() == home:
+        return make()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    _end_with_parent(in_main)
+    return Telling(make())
+
+
+def _end_with_parent(in_main: bool) -> None:
+    """Have this process end when its parent does, also when that one is killed.
+
+    Linux can do it, even where an env never comes back to Python; but by "parent" it means the thread that started
+    this process, so that only a main thread will do. Elsewhere a thread of ours looks every second.
+    """
+    parent = os.getppid()
+    if in_main and sys.platform == "linux" and ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) == 0:
+        if os.getppid() != parent:  # it ended before we asked
+            os._exit(1)
+        return
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 class NativeEnvs:
@@ -125,9 +340,10 @@ class NativeEnvs:
 
     PARTS = ("state", "steps", "prev_done", "low", "high")
 
-    def __init__(self, env: Any):
+    def __init__(self, env: Any, name: str = "env"):
         self._env = env
         self.num_envs = env.num_envs
+        self._lanes = Lanes(name, self.num_envs)
         self.action_space = env.single_action_space
         env.reset(seed=0)
         self._first_size = env.unwrapped.state.shape[0]
@@ -138,6 +354,7 @@ class NativeEnvs:
         return all(hasattr(env.unwrapped, part) for part in cls.PARTS)
 
     def reset(self, seeds: dict[int, int]) -> dict[int, np.ndarray]:
+        self._lanes.begin(seeds)
         inner: Any = self._env.unwrapped
         for i, seed in seeds.items():  # the draw that the single env makes
             generator, _ = gym.utils.seeding.np_random(seed)
@@ -147,8 +364,9 @@ class NativeEnvs:
         return {i: inner.state[:, i].astype(np.float32) for i in seeds}
 
     def step(self, actions: Sequence[Any]) -> Step:
+        self._lanes.step()
         obs, reward, terminated, truncated, _ = self._env.step(np.asarray(actions))
-        return Step(obs, reward, terminated, truncated, [{} for _ in range(self.num_envs)])
+        return self._lanes.check(Step(obs, reward, terminated, truncated, [{} for _ in range(self.num_envs)]))
 
     def close(self) -> None:
         self._env.close()

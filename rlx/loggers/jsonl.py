@@ -86,6 +86,11 @@ class Jsonl(Callback):
         self._file.close()
         self._file = None
 
+    def on_run_failed(self, trainer: Trainer, error: BaseException) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
     def state(self) -> dict[str, Any]:
         """The length of the file, after making sure that those bytes are on disk."""
         return {"offset": self._offset if self._file is None else self._sync()}

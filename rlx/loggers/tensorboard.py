@@ -64,3 +64,6 @@ class Tensorboard(Callback):
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+    def on_run_failed(self, trainer: Trainer, error: BaseException) -> None:
+        self.on_run_end(trainer)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from rlx.trainers.trainer import Trainer
 
+PATIENCE = 3600.0  # seconds for wandb's own process to start, on however busy a machine
 MODES = ("offline", "online", "disabled")
 
 
@@ -91,11 +92,16 @@ class Wandb(Callback):
             settings=wandb.Settings(
                 console="off",  # our output is the progress bar and the log file
                 silent=True,
-                init_timeout=self.cfg.timeout,
-                finish_timeout=self.cfg.timeout,
                 reinit="create_new",
+                **{k: v for k, v in self._limits().items() if k in wandb.Settings.model_fields},
             ),
         )
+
+    def _limits(self) -> dict[str, Any]:
+        """How long wandb may take. Only a server is not waited for: rows that go to a file are never dropped."""
+        if self.cfg.mode == "online":
+            return {"init_timeout": self.cfg.timeout, "finish_timeout": self.cfg.timeout}
+        return {"init_timeout": PATIENCE, "x_service_wait": PATIENCE}  # and no limit at the end
 
     def on_log(self, trainer: Trainer, row: dict[str, Any]) -> None:
         assert self._run is not None, "a row came before run_start"
@@ -104,6 +110,11 @@ class Wandb(Callback):
     def on_run_end(self, trainer: Trainer) -> None:
         if self._run is not None:
             self._run.finish()
+            self._run = None
+
+    def on_run_failed(self, trainer: Trainer, error: BaseException) -> None:
+        if self._run is not None:
+            self._run.finish(exit_code=1)
             self._run = None
 
     def state(self) -> dict[str, Any]:

@@ -14,10 +14,11 @@ Nothing here computes gradients and nothing here writes files: learners and call
 
 from __future__ import annotations
 
+import logging
 import math
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,17 +28,21 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor
 
+from rlx.callbacks import crossed
 from rlx.callbacks.bus import CallbackBus
 from rlx.checkpoint import Checkpoint, CheckpointStore
 from rlx.data.replay import Mixture, Replay
 from rlx.data.rollout import RolloutBuffer
 from rlx.envs.evaluation import run_episodes
 from rlx.envs.runner import Journal, Runner
-from rlx.errors import UserError
-from rlx.learner import Learner
+from rlx.envs.vector import EnvFault, NonFiniteAction, is_finite
+from rlx.errors import RunFailed, UserError
+from rlx.files import write_atomically
+from rlx.learner import Learner, is_learning_rate
 from rlx.rewards import RewardTransform
 from rlx.rng import rng_state, seeded, set_rng_state
 from rlx.saved import check_like, parse
+from rlx.trainers.guard import Guard
 from rlx.types import Batch, Rollout, Spec
 
 if TYPE_CHECKING:
@@ -46,7 +51,10 @@ if TYPE_CHECKING:
     from rlx.data.dataset import TransitionDataset
     from rlx.envs.vector import VectorEnv
 
+log = logging.getLogger("rlx")
+
 INTERRUPTS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}  # stop reasons that a resume clears
+ERROR_FILE = "error.txt"  # in the run folder: the traceback of an env that failed
 BUDGETS = ("max_env_steps", "max_updates", "max_epochs", "max_seconds", "completed")
 
 
@@ -148,6 +156,8 @@ class Trainer:
         self._runner: Runner | None = Runner(envs, seed=int(cfg.seed)) if envs is not None else None
         self._rollout: RolloutBuffer | None = None
         self._mixture: Mixture | None = None
+        self._guard = Guard(learner)
+        self._looked = 0  # steps when it last looked
         self._rng = np.random.default_rng(np.random.SeedSequence([int(cfg.seed), 0xAC7]))  # random actions
         self.device = next(iter(learner.parameters())).device
         self._clock = time.perf_counter()
@@ -157,8 +167,21 @@ class Trainer:
     # -- the loop --------------------------------------------------------------------------------------------------
 
     def run(self) -> TrainerState:
-        """Run what is left of the phases; returns the state at the end."""
+        """Run what is left of the phases; returns the state at the end. RunFailed says why it could not."""
+        try:
+            return self._run_phases()
+        except BaseException as error:
+            failure = self._explained(error)
+            self.bus.emit("run_failed", self, failure)
+            if failure is error:
+                raise
+            raise failure from error
+
+    def _run_phases(self) -> TrainerState:
         self._clock = time.perf_counter() - self.state.wall_time
+        (self.run_dir / ERROR_FILE).unlink(missing_ok=True)  # of a session before this one
+        self._looked = self.state.steps
+        self._refuse_poison()
         self.bus.emit("run_start", self)
         self._check_budgets()
         order = list(self.settings.phases)
@@ -200,11 +223,15 @@ class Trainer:
                 state.phase_updates += 1
                 if phase.collect == 0:
                     state.steps += 1
+                self._guard.note(metrics)
                 self.bus.emit("update", self, metrics)
             state.collected = 0
             state.epoch = state.steps // self.settings.epoch_length
             self._tick()
             self._check_budgets()
+            if crossed(self._looked, state.steps, self.settings.log_interval):
+                self._looked = state.steps
+                self._refuse_poison()
             self.bus.emit("iteration", self)
             if self.interrupt:
                 self.stop(self.interrupt)
@@ -270,6 +297,8 @@ class Trainer:
         reward = step.reward
         if not self.reward.identity:
             reward = self.reward(step.reward, step.terminated, step.truncated, infos=step.infos)
+            if not is_finite(reward):
+                raise self._failed(f"The reward transform made {reward.tolist()} of the rewards {step.reward.tolist()}")
         buffer.add(obs, action, reward, step.next_obs, step.terminated, step.truncated)
         state.collected += 1
         state.env_steps += runner.num_envs
@@ -299,8 +328,12 @@ class Trainer:
     def _act(self, obs: np.ndarray, explore: bool = True) -> np.ndarray:
         tensor = torch.from_numpy(obs)
         if self.device.type == "cpu":
-            return self.learner.act(tensor, explore).numpy()
-        return self.learner.act(tensor.to(self.device), explore).cpu().numpy()
+            action = self.learner.act(tensor, explore).numpy()
+        else:
+            action = self.learner.act(tensor.to(self.device), explore).cpu().numpy()
+        if not is_finite(action):
+            raise NonFiniteAction(action)
+        return action
 
     def _to_device(self, batch: Any) -> Any:
         return type(batch)(*(x if x is None else x.to(self.device) for x in batch))
@@ -340,6 +373,58 @@ class Trainer:
         epochs = settings.max_epochs * settings.epoch_length if settings.max_epochs is not None else 0
         return min((x for x in (total, epochs) if x), default=None)
 
+    # -- failures --------------------------------------------------------------------------------------------------
+
+    def _refuse_poison(self) -> None:
+        """End the run if a weight is no longer finite: before a checkpoint, an evaluation or a row would hold it."""
+        problem = self._guard.problem(self.state.updates)
+        if problem is not None:
+            raise self._diverged(problem)
+
+    def _explained(self, error: BaseException) -> BaseException:
+        """What to raise for an error: a sentence for what an env or divergence did, and the error itself for others."""
+        if isinstance(error, EnvFault):
+            return self._failed(f"{error}{self._keep_trace(error)}")
+        known = isinstance(error, (RunFailed, UserError)) and not isinstance(error, NonFiniteAction)
+        if known or not isinstance(error, Exception):
+            return error
+        # distributions and solvers have words of their own for weights that are not finite
+        problem = self._guard.problem(self.state.updates, anew=True)
+        if problem is None and isinstance(error, NonFiniteAction):
+            problem = "the policy's action is not finite, although its weights are"
+        return self._diverged(problem) if problem is not None else error
+
+    def _keep_trace(self, fault: EnvFault) -> str:
+        """Write the env's traceback to the run folder; where it is, as the end of a sentence."""
+        file = self.run_dir / ERROR_FILE
+        if not fault.trace:
+            return ""
+        try:
+            write_atomically(file, fault.trace.encode())
+        except OSError:  # a full disk must not hide what happened
+            return ""
+        return f"; its traceback is in {file}"
+
+    def _diverged(self, problem: str) -> RunFailed:
+        rates = {n: float(v) for n, v in self.cfg.algo.items() if is_learning_rate(str(n)) and v}
+        lower = [f"algo.{name}={min(rate / 10, 3e-4):g}" for name, rate in rates.items()]
+        return self._failed(f"Training diverged: {problem}", "with a lower learning rate", lower)
+
+    def _failed(self, problem: str, how: str = "", overrides: Sequence[str] = ()) -> RunFailed:
+        state = self.state
+        made = "1 update" if state.updates == 1 else f"{state.updates} updates"
+        where = f"The run ended after {state.env_steps} env steps and {made}."
+        return RunFailed(f"{problem}. {where} {self.way_on(how, overrides)}")
+
+    def way_on(self, how: str = "", overrides: Sequence[str] = ()) -> str:
+        """The last checkpoint, and what to type to go on from it."""
+        command = " ".join(["python -m rlx resume", str(self.run_dir), *overrides])
+        how = f" {how}" if how else ""
+        saved = self.checkpoints.steps()
+        if not saved:
+            return f"There is no checkpoint yet; `{command}` starts from the beginning{how}."
+        return f"The last checkpoint is {saved[0].name}; `{command}` goes on from there{how}."
+
     # -- what callbacks may ask for --------------------------------------------------------------------------------
 
     def stop(self, reason: str) -> None:
@@ -359,6 +444,7 @@ class Trainer:
         """Raw returns of the deterministic policy on envs and seeds of their own; training randomness is untouched."""
         if self._eval_envs is None:
             raise UserError("There is no environment to evaluate in; give env=... or drop callbacks.evaluate.")
+        self._refuse_poison()
         seed = int(np.random.SeedSequence([int(self.cfg.seed), 0xE7A1]).generate_state(1)[0])
         metrics = evaluate_learner(self.learner, self._eval_envs, episodes, seed).metrics(self.spec.env_id)
         self.state.last_eval = metrics["eval/return_mean"]
@@ -366,13 +452,17 @@ class Trainer:
 
     def close(self) -> None:
         for envs in (self._envs, self._eval_envs):
-            if envs is not None:
-                envs.close()
+            try:
+                if envs is not None:
+                    envs.close()
+            except Exception as error:
+                log.warning("%s could not be closed: %r", self.spec.env_id, error)
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def save(self, name: str) -> Path:
         """Write a checkpoint: "step" holds everything a resume needs, "best" only the policy."""
+        self._refuse_poison()
         self._tick()
         if name == "best":
             path = self.checkpoints.save_best(self._policy_checkpoint(), self.state.steps)

@@ -48,9 +48,15 @@ def records(data):
 
 
 def read_offline(folder):
-    """The history rows and the run's fields that an offline run wrote."""
+    """The history rows and the run's fields that an offline run wrote.
+
+    wandb's own process writes the file, and goes on for a moment after `finish`: at the end of a program wandb waits
+    for it, and so does this function.
+    """
+    import wandb
     from wandb.proto import wandb_internal_pb2
 
+    wandb.teardown()
     rows, fields = [], {}
     for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
         for data in records(path.read_bytes()):
@@ -69,8 +75,10 @@ def test_an_offline_run_holds_rows_and_the_unresolved_config(wandb, make_run, mo
     monkeypatch.setenv("A_SECRET", "hunter2")
     run = make_run(cfg={"seed": 3, "key": "${oc.env:A_SECRET}"})
     before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
-    logger = Wandb(WandbConfig(group="sweep", tags=["a", "b"], timeout=120.0))
+    # offline there is nothing to wait for: even a timeout that no machine can keep drops no row
+    logger = Wandb(WandbConfig(group="sweep", tags=["a", "b"], timeout=1e-3))
     logger.on_run_start(run)
+    assert logger._run.settings.finish_timeout == 0.0, "no limit"
     for step in (10, 20):
         run.state.steps = step
         logger.on_log(run, {"kind": "train", "env_steps": step, "loss/critic": step / 4})
@@ -87,8 +95,8 @@ def test_an_offline_run_holds_rows_and_the_unresolved_config(wandb, make_run, mo
 
 
 def test_the_run_id_survives_a_resume():
-    first = Wandb(WandbConfig(timeout=120.0))
-    second = Wandb(WandbConfig(timeout=120.0))
+    first = Wandb(WandbConfig())
+    second = Wandb(WandbConfig())
     assert second.run_id != first.run_id
     second.load_state(json.loads(json.dumps(first.state())))
     assert second.run_id == first.run_id
@@ -116,3 +124,14 @@ def test_a_proxy_is_left_to_judge(monkeypatch, closed_port):
 def test_an_unknown_mode_is_refused():
     with pytest.raises(UserError, match="offline, online, disabled"):
         Wandb(WandbConfig(mode="maybe"))
+
+
+def test_a_run_that_failed_is_closed_as_such(wandb, make_run):
+    run = make_run()
+    logger = Wandb(WandbConfig())
+    logger.on_run_failed(run, RuntimeError("before it began"))
+    logger.on_run_start(run)
+    logger.on_log(run, {"kind": "train", "loss/critic": 1.0})
+    logger.on_run_failed(run, RuntimeError("why"))
+    rows, _ = read_offline(run.run_dir)
+    assert [row["loss/critic"] for row in rows] == [1.0]
