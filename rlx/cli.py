@@ -230,7 +230,8 @@ def through_hydra(arguments: list[str], task: Callable[[DictConfig], Any] | None
 
     from rlx.paths import conf_dir
 
-    before = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    before, root = (sys.argv, os.environ.get("HYDRA_FULL_ERROR")), logging.getLogger()
+    handlers, level = root.handlers[:], root.level
     sys.argv = ["rlx", *arguments]
     entry = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")
     try:
@@ -251,7 +252,8 @@ def through_hydra(arguments: list[str], task: Callable[[DictConfig], Any] | None
         first = next(iter(str(error).splitlines()), type(error).__name__)
         raise UserError(f"Hydra refuses {' '.join(arguments)} ({first.rstrip('.')}).") from error
     finally:
-        sys.argv = before[0]
+        sys.argv, root.handlers = before[0], handlers  # --info leaves one behind
+        root.setLevel(level)
         os.environ.pop("HYDRA_FULL_ERROR", None)
         if before[1] is not None:
             os.environ["HYDRA_FULL_ERROR"] = before[1]

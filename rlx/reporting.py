@@ -69,7 +69,7 @@ def table(rows: Sequence[tuple[str, str]], title: str | None = None, header: tup
     if terminal:
         console.width = Console().width
     console.print(made)
-    return console.file.getvalue().rstrip("\n")  # type: ignore[attr-defined]
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())  # type: ignore[attr-defined]
 
 
 def closing(summary: dict[str, Any], run_dir: Path, trust: Sequence[str] = (), objects: Sequence[str] = ()) -> str:

@@ -486,7 +486,7 @@ def env_spec(cfg: EnvConfig) -> Spec:
 def refuse_foreign_env(cfg: DictConfig, trust: tuple[str, ...]) -> None:
     """An env id with a module in it would import that module: a saved config may not ask for this by itself."""
     module, colon, _ = str(cfg.env.id).partition(":")
-    if colon and not trusted(module, trust):
+    if colon and "env" not in objects_of(cfg) and not trusted(module, trust):
         raise UserError(
             f"The saved config wants to import {module} for its env; add trust=[{module}] to allow code from it."
         )
@@ -518,8 +518,7 @@ def _restore_to_act(
         env_cfg = given.env_config(cfg)
         check_same_spaces(env_spec(env_cfg), learner.spec)
         return learner, cfg, make_vector_env(env_cfg, 1 if given.env.single else min(episodes, 10)), given.env.id
-    if "env" not in objects_of(cfg):  # which make_env refuses in its own words
-        refuse_foreign_env(cfg, trust)
+    refuse_foreign_env(cfg, trust)
     if cfg.env.id == NO_ENV:
         raise UserError("This policy was trained with env=none: there is no simulator to run it in.")
     envs = make_vector_env(OmegaConf.to_object(cfg.env), min(episodes, 10))  # type: ignore[arg-type]
