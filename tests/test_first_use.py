@@ -517,8 +517,8 @@ WORDS = ["sac", "pendulum", "npz", "null", "true", "1", "-1", "1e5", "nan", "inf
          "\\", " ", "\n", "~", "a:b", "choice(1,2)", "../..", "/", "1,2", "glob(*)", "job", "MULTIRUN",
          "file:///nope"]  # fmt: skip
 FLAGS = ["-m", "--multirun", "--cfg", "-c", "--info", "--resolve", "--package", "-p", "--config-dir", "-cd",
-         "--config-name", "-cp", "--help", "-h", "--hydra-help", "--version", "-sc", "--json", "--obs", "--", "-", "---",
-         "-1", "--run", "--experimental-rerun", "--cfg=job"]  # fmt: skip
+         "--config-name", "-cp", "--help", "-h", "--hydra-help", "--version", "-sc", "--json", "--obs", "--", "-",
+         "---", "-1", "--run", "--experimental-rerun", "--cfg=job"]  # fmt: skip
 VERBS = [
     "train",
     "resume",
