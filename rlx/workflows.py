@@ -365,7 +365,7 @@ def make_replay(cfg: DictConfig, spec: Spec, num_envs: int, prior: Replay | None
     if prior is not None:  # rows of both go into the same batches
         like_prior = {"mc_return": "mc_return" in prior.layout.slices, "outside": prior.layout.outside}
     replay: Replay = instantiate(node, spec, num_envs, cfg.algo.discount, int(cfg.seed), trust=cfg.trust, **like_prior)
-    log.info("Replay: %s transitions, %.1f MiB", f"{replay.capacity:,}", replay.nbytes / 2**20)
+    log.info("Replay: %s, %.1f MiB", counted(replay.capacity, "transition"), replay.nbytes / 2**20)
     return replay
 
 
