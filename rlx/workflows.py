@@ -11,7 +11,7 @@ import platform
 import re
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -187,7 +187,7 @@ def resume_run(
     progress: bool = True,
 ) -> Result:
     """`resume` without its closing lines."""
-    folder = Path(run_dir)
+    folder, trust = Path(run_dir), _modules(trust)
     if not (folder / "config.yaml").is_file():
         raise UserError(f"{folder} is not a run folder (it has no config.yaml); give a folder that a run has written.")
     text = (folder / "config.yaml").read_text()
@@ -495,7 +495,13 @@ def refuse_foreign_env(cfg: DictConfig, trust: tuple[str, ...]) -> None:
 # -- using what was trained ------------------------------------------------------------------------------------------
 
 
+def _modules(trust: str | Sequence[str]) -> tuple[str, ...]:
+    """trust="mine" as ("mine",)."""
+    return (trust,) if isinstance(trust, str) else tuple(trust)
+
+
 def _restore_learner(path: str | Path, trust: tuple[str, ...]) -> tuple[Learner, DictConfig]:
+    trust = _modules(trust)
     folder = find_checkpoint(Path(path))
     try:
         saved = read_folder(folder)
@@ -512,6 +518,7 @@ def _restore_to_act(
     path: str | Path, trust: tuple[str, ...], env: EnvLike | None = None, episodes: int = 10
 ) -> tuple[Learner, DictConfig, VectorEnv, str]:
     """As `_restore_learner`, with envs to run the policy in, those of the run or those that are given, and their id."""
+    trust = _modules(trust)
     learner, cfg = _restore_learner(path, trust)
     given = Given.of(env, None)
     if given.env is not None:

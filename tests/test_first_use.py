@@ -463,6 +463,7 @@ def test_a_python_session_shows_what_the_command_line_shows(tmp_path: Path) -> N
 
 def test_what_there_is_can_be_found(tmp_path: Path) -> None:
     assert {"train", "resume", "evaluate", "load", "TransitionDataset", "__version__"} <= set(dir(rlx))
+    assert [name for name in dir(rlx) if not name.startswith("__")] == sorted(rlx.__all__)
     for name in rlx.__all__:
         assert getattr(rlx, name).__doc__, name
         assert name in (rlx.__doc__ or "")
