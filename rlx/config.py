@@ -124,6 +124,13 @@ def register() -> None:
         store.store(group=f"schema/{group}", name=choice, node=_open_dicts(cls))
 
 
+# What Hydra raises for overrides that it cannot use; some of it by accident, as for names too long for a file
+UNREADABLE = (
+    hydra.errors.HydraException, OmegaConfBaseException, YAMLError, ValueError, TypeError, AssertionError,
+    RecursionError, OSError,
+)  # fmt: skip
+
+
 @functools.cache
 def _kinds() -> dict[str, dict[str, str]]:
     return field_kinds(schemas(), Config)
@@ -137,13 +144,13 @@ def compose_config(overrides: Sequence[str]) -> DictConfig:
     register()
     prepared = for_hydra(overrides)
     folders = config_folders(prepared)
-    check_choices(prepared, folders)
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         try:
+            check_choices(prepared, folders)
             cfg = compose("config", overrides=prepared)
             OmegaConf.to_container(cfg, resolve=True)  # interpolations have to lead somewhere
-        except (hydra.errors.HydraException, OmegaConfBaseException, YAMLError, ValueError, RecursionError) as error:
+        except UNREADABLE as error:
             raise UserError(explain(error, overrides, known_keys(overrides), folders)) from error
     return cfg
 

@@ -182,6 +182,8 @@ REFUSED = {
     "trainer.max_updates=-1": "trainer.max_updates must be at least 0",
     "trainer.offline_batch_ratio=2": "must be between 0 and 1",
     "trainer.max_seconds=inf": "trainer.max_seconds must be finite",
+    f"~{'x' * 300}": "too long",
+    f"{'x' * 300}=1": "too long",
     "algo._target_=mine.X": "add trust=[mine] to allow code from it",
 }
 
