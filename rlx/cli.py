@@ -6,67 +6,48 @@ second signal ended the run at once.
 
 from __future__ import annotations
 
+import argparse
+import errno
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from rlx.errors import Interrupted, RunFailed, UserError, nearest
+from rlx.reporting import closing, counted, set_up_logging, table
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
-    from rich.console import Console
 
     from rlx.workflows import Result
 
 log = logging.getLogger("rlx")
 
 EXIT_CODES = {"interrupted": 130, "terminated": 143}
+PATH_ERRORS = (errno.ENAMETOOLONG, errno.EACCES, errno.ELOOP, errno.ENOTDIR)
 
-HELP = """\
-python -m rlx [train] [overrides]             train; overrides as GROUP=CHOICE and KEY=VALUE
-python -m rlx -m [overrides]                  a sweep over comma-separated overrides
-python -m rlx resume RUN [KEY=VALUE ...]      continue a run, e.g. with a longer budget
-python -m rlx evaluate RUN_OR_CHECKPOINT [episodes=10] [seed=0] [--json]
-python -m rlx predict CHECKPOINT --obs '[...]'
-python -m rlx collect CHECKPOINT id=my/dataset-v0 [episodes=100] [noise=0.1] [seed=0]
-python -m rlx inspect-data SOURCE [env=NAME]  what is in a dataset: a file, a run folder or a Minari id
-python -m rlx list [algo|env|dataset|...]     what there is to choose from
-python -m rlx --cfg job [overrides]           print the composed config
 
-example: python -m rlx algo=rlpd env=pendulum dataset=minari
-"""
+class Verb(NamedTuple):
+    """A word after `python -m rlx`."""
+
+    run: Callable[[list[str]], int]
+    usage: str
+    text: str
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a verb; the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):  # what a terminal cannot show is shown as an escape
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
     set_up_logging()
-    verbs: dict[str, Callable[[list[str]], int]] = {
-        "train": train,
-        "resume": resume,
-        "evaluate": evaluate,
-        "predict": predict,
-        "collect": collect,
-        "inspect-data": inspect_data,
-        "list": list_choices,
-    }
     try:
-        if arguments and arguments[0] in ("-h", "--help", "help"):
-            sys.stdout.write(HELP)
-            return 0
-        if arguments and not arguments[0].startswith("-") and "=" not in arguments[0]:
-            verb = arguments.pop(0)
-            if verb not in verbs:
-                guess = nearest(verb, verbs)
-                hint = f"did you mean `python -m rlx {guess}`?" if guess else "`python -m rlx --help` shows them."
-                if verb.startswith(("~", "+")):
-                    return train([verb, *arguments])
-                raise UserError(f"{verb!r} is neither a verb nor KEY=VALUE; {hint}")
-            return verbs[verb](arguments)
-        return train(arguments)
+        check_text(arguments)
+        return dispatch(arguments)
     except UserError as error:
         log.error("%s", error)
         return 2
@@ -79,67 +60,239 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         log.error("Interrupted before training began; nothing was written.")
         return 130
+    except OSError as error:
+        if error.errno in PATH_ERRORS and any(str(error.filename).startswith(a) for a in arguments):
+            log.error("%.200s cannot be read (%s); give another path.", error.filename, error.strerror)
+            return 2
+        log.exception("The run failed.")
+        return 1
     except Exception:
         log.exception("The run failed.")
         return 1
 
 
-def set_up_logging() -> None:
-    """Progress on stdout, problems on stderr, one line each."""
+def check_text(arguments: Sequence[str]) -> None:
+    """Refuse bytes that are no text, which nothing behind this could write down."""
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(f"The argument {argument!r:.200} is not valid UTF-8; type it again.") from error
+        if "\0" in argument:
+            raise UserError(f"The argument {argument!r:.200} has a NUL character in it; leave it out.")
 
-    class Below(logging.Filter):
-        def filter(self, record: logging.LogRecord) -> bool:
-            return record.levelno < logging.WARNING
 
-    out, err = logging.StreamHandler(sys.stdout), logging.StreamHandler(sys.stderr)
-    out.addFilter(Below())
-    err.setLevel(logging.WARNING)
-    err.setFormatter(logging.Formatter("rlx: %(message)s"))
-    log.handlers = [out, err]
-    log.setLevel(logging.INFO)
-    log.propagate = False
+def dispatch(arguments: list[str]) -> int:
+    """No verb means train."""
+    first = arguments[0] if arguments else ""
+    if first == "help":
+        return show_help(arguments[1:])
+    if not first or first.startswith(("-", "~", "+")) or "=" in first:
+        return train(arguments)
+    if first not in VERBS:
+        guess = nearest(first.lower(), [*VERBS, "help"])
+        hint = f"did you mean `python -m rlx {guess}`?" if guess else "`python -m rlx --help` shows the verbs."
+        raise UserError(f"{first[:200]!r} is neither a verb nor KEY=VALUE; {hint}")
+    if {"-h", "--help"} & set(arguments[1:]):
+        return show_help([first])
+    return VERBS[first].run(arguments[1:])
+
+
+def show_help(verbs: Sequence[str] = ()) -> int:
+    """All verbs, or one."""
+    for word in verbs:
+        if word not in VERBS:
+            raise UserError(f"There is no verb {word!r}; `python -m rlx --help` shows them.")
+    if verbs and verbs[0] != "train":
+        shown = VERBS[verbs[0]]
+        sys.stdout.write(f"python -m rlx {shown.usage}\n\n{shown.text}\n")
+        return 0
+    width = max(len(verb.usage) for verb in VERBS.values() if len(verb.usage) < 40)
+    lines = []
+    for verb in VERBS.values():
+        summary = verb.text.partition("\n")[0]
+        gap = f"{'':{width - len(verb.usage) + 2}}" if len(verb.usage) <= width else f"\n{'':{width + 16}}"
+        lines.append(f"python -m rlx {verb.usage}{gap}{summary}")
+    sys.stdout.write("\n".join(lines) + f"\n{FLAGS_HELP}")
+    return 0
+
+
+FLAGS_HELP = """
+flags of training, also those of Hydra:
+  -m, --multirun                    a sweep over comma-separated overrides
+  -cd, --config-dir FOLDER          choices of your own beside those of rlx: FOLDER/env/mine.yaml is env=mine
+  -c, --cfg {job,hydra,all}         print the composed config instead of running
+  -p, --package KEY                 with --cfg: only this part of it
+  --resolve                         with --cfg: with interpolations resolved
+  -i, --info [all|config|defaults|defaults-tree|plugins|searchpath]
+  -sc, --shell-completion           for example -sc install=bash
+  --hydra-help   --version   -h, --help
+
+example: python -m rlx algo=rlpd env=pendulum dataset=minari
+more:    python -m rlx VERB --help; python -m rlx list
+"""
 
 
 # -- train -----------------------------------------------------------------------------------------------------------
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message[:1].upper()}{message[1:]:.300}; `python -m rlx --help` shows the flags.")
+
+
+def parse_flags(arguments: list[str]) -> argparse.Namespace:
+    """Hydra's flags, as Hydra spells them, and the overrides."""
+    parser = _Parser(prog="python -m rlx", add_help=False, allow_abbrev=False)
+    parser.add_argument("overrides", nargs="*")
+    for names in (("-h", "--help"), ("--hydra-help",), ("--version",), ("-r", "--run"), ("-m", "--multirun"),
+                  ("--resolve",), ("-sc", "--shell-completion")):  # fmt: skip
+        parser.add_argument(*names, action="store_true")
+    parser.add_argument("-c", "--cfg", choices=("job", "hydra", "all"))
+    parser.add_argument("-i", "--info", nargs="?", const="all",
+                        choices=("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"))  # fmt: skip
+    for names in (("-p", "--package"), ("-cd", "--config-dir"), ("-cn", "--config-name"), ("-cp", "--config-path"),
+                  ("--experimental-rerun",)):  # fmt: skip
+        parser.add_argument(*names)
+    flags = parser.parse_intermixed_args(arguments)
+    if flags.config_name or flags.config_path:
+        raise UserError(
+            "rlx has one root config, which --config-name and --config-path would replace; put whole runs of your own "
+            "into FOLDER/experiment/NAME.yaml and type: python -m rlx --config-dir FOLDER experiment=NAME"
+        )
+    if flags.experimental_rerun:
+        raise UserError("--experimental-rerun reads pickles, which rlx never does; use `python -m rlx resume RUN`.")
+    if (flags.package or flags.resolve) and not flags.cfg:
+        raise UserError("--package and --resolve say what --cfg shows; for example --cfg job --package trainer.")
+    return flags
+
+
 def train(arguments: list[str]) -> int:
-    if any(a.startswith("-") for a in arguments):
-        return hydra_main(arguments)
-    from rlx.config import compose_config
+    """Train, sweep, or show what would be trained."""
+    flags = parse_flags(arguments)
+    if flags.help:
+        return show_help()
+    if flags.version:
+        return show_version()
+    if flags.hydra_help:
+        return through_hydra(["--hydra-help"])
+    from rlx.config import compose_config, for_hydra, register
+    from rlx.overrides import with_config_dir
     from rlx.workflows import run
 
-    return report(run(compose_config(arguments), arguments))
+    if flags.shell_completion:
+        register()
+        return through_hydra(["-sc", *flags.overrides])
+    overrides = with_config_dir(flags.overrides, flags.config_dir)
+    if flags.multirun or "hydra.mode=MULTIRUN" in overrides:
+        return sweep(overrides)
+    cfg = compose_config(overrides)
+    if flags.cfg or flags.info:
+        if flags.package and flags.cfg == "job":
+            check_package(cfg, flags.package)
+        shown = [f"--cfg={flags.cfg}"] if flags.cfg else [f"--info={flags.info}"]
+        shown += [f"--package={flags.package}"] if flags.package else []
+        return through_hydra([*shown, *(["--resolve"] if flags.resolve else []), *for_hydra(overrides)])
+    refuse_hydras_own(overrides)
+    return report(run(cfg, overrides))
 
 
-def hydra_main(arguments: list[str]) -> int:
-    """Sweeps and Hydra's own flags go through Hydra; every job of a sweep is checked before the first one starts."""
+def show_version() -> int:
+    from rlx.workflows import versions
+
+    known = versions()
+    names = ("torch", "gymnasium", "hydra-core", "numpy")
+    others = ", ".join(f"{name} {known[name]}" for name in names)
+    sys.stdout.write(f"rlx {known['rlx']} ({others}, Python {known['python']})\n")
+    return 0
+
+
+def check_package(cfg: DictConfig, package: str) -> None:
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        there = OmegaConf.select(cfg, package) is not None
+    except OmegaConfBaseException:
+        there = False
+    if not there:
+        guess = nearest(package, [str(key) for key in cfg])
+        meant = f"did you mean {guess}?" if guess else f"there are: {', '.join(str(key) for key in cfg)}."
+        raise UserError(f"--package={package}: the config has no such part; {meant}")
+
+
+def refuse_hydras_own(overrides: Sequence[str]) -> None:
+    """Settings of Hydra's launchers mean nothing to a single run: better said than ignored."""
+    for override in overrides:
+        key, _, value = override.lstrip("+~").partition("=")
+        if key == "hydra.run.dir":
+            raise UserError(f"{override} has no effect; the folder of a run is run_dir={value or 'FOLDER'}.")
+        if key.startswith(("hydra.", "hydra/")) and key not in ("hydra.searchpath", "hydra.mode"):
+            raise UserError(f"{override} is for sweeps and this is a single run; add -m, or leave it out.")
+
+
+def through_hydra(arguments: list[str], task: Callable[[DictConfig], Any] | None = None) -> int:
+    """What Hydra itself answers; an error of its own as a sentence, if no task of ours ran."""
     import hydra
 
-    from rlx.config import in_hydras_words, register
     from rlx.paths import conf_dir
 
+    before, root = (sys.argv, os.environ.get("HYDRA_FULL_ERROR")), logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    sys.argv = ["rlx", *arguments]
+    entry = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")
+    try:
+        if task is not None:
+            entry(task)()
+            return 0
+        os.environ["HYDRA_FULL_ERROR"] = "1"  # an exception instead of its text and exit code 1
+        entry(_nothing)()
+    except UserError:
+        raise
+    except SystemExit as end:
+        if task is not None:
+            raise
+        return 2 if end.code else 0  # it has said why
+    except Exception as error:
+        if task is not None:
+            raise
+        first = next(iter(str(error).splitlines()), type(error).__name__)
+        raise UserError(f"Hydra refuses {' '.join(arguments)} ({first.rstrip('.')}).") from error
+    finally:
+        sys.argv, root.handlers = before[0], handlers  # --info leaves one behind
+        root.setLevel(level)
+        os.environ.pop("HYDRA_FULL_ERROR", None)
+        if before[1] is not None:
+            os.environ["HYDRA_FULL_ERROR"] = before[1]
+    return 0
+
+
+def _nothing(cfg: DictConfig) -> None:
+    """What is run where Hydra only shows something."""
+
+
+def sweep(overrides: list[str]) -> int:
+    """Sweeps go through Hydra; every job is checked before the first one starts."""
+    from rlx.config import for_hydra, register
+
     register()
-    if {"-m", "--multirun", "hydra.mode=MULTIRUN"} & set(arguments):
-        for argument in arguments:
-            if argument.lstrip("+").startswith("run_dir="):
-                raise UserError(
-                    f"{argument} would put all jobs of a sweep into one folder; use hydra.sweep.dir=FOLDER, below "
-                    "which each job has its own."
-                )
-    check_sweep([a for a in arguments if "=" in a and not a.startswith("-")])
+    for override in overrides:
+        if override.lstrip("+").startswith("run_dir="):
+            raise UserError(
+                f"{override} would put all jobs of a sweep into one folder; use hydra.sweep.dir=FOLDER, below "
+                "which each job has its own."
+            )
+    check_sweep(overrides)
     codes: list[int] = []
 
     def task(cfg: DictConfig) -> float | None:
         from hydra.core.hydra_config import HydraConfig
-        from hydra.types import RunMode
 
         from rlx.workflows import run
 
         job = HydraConfig.get()
-        folder = job.runtime.output_dir if job.mode is RunMode.MULTIRUN else None
         try:
-            result = run(cfg, list(job.overrides.task), run_dir=folder)
+            result = run(cfg, list(job.overrides.task), run_dir=job.runtime.output_dir)
         except UserError as error:  # Hydra would print a traceback; the other jobs go on
             log.error("%s", error)
             codes.append(2)
@@ -153,8 +306,7 @@ def hydra_main(arguments: list[str]) -> int:
             sys.exit(codes[-1])  # no further jobs
         return result.summary["best_eval_return_mean"]
 
-    sys.argv = ["rlx", *in_hydras_words(arguments)]
-    hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(task)()
+    through_hydra(["--multirun", *for_hydra(overrides, sweep=True)], task)
     return max(codes, default=0)
 
 
@@ -165,72 +317,51 @@ def check_sweep(overrides: list[str]) -> None:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    from rlx.config import compose_config
+    from rlx.config import compose_config, for_hydra
     from rlx.config_errors import explain
+    from rlx.overrides import SEARCH
     from rlx.workflows import check
 
     try:
-        parsed = OverridesParser.create().parse_overrides(overrides)
-    except HydraException as error:
+        parsed = OverridesParser.create().parse_overrides(for_hydra(overrides, sweep=True))
+        options = [
+            [f"{o.get_key_element()}={value}" for value in o.sweep_string_iterator()]
+            if o.is_sweep_override()
+            else [str(o.input_line)]
+            for o in parsed
+            if o.key_or_group == SEARCH or not (o.key_or_group or "").startswith("hydra")
+        ]
+    except (HydraException, ValueError, RecursionError) as error:
         raise UserError(explain(error, overrides)) from error
-    options = [
-        [f"{o.get_key_element()}={value}" for value in o.sweep_string_iterator()]
-        if o.is_sweep_override()
-        else [o.input_line]
-        for o in parsed
-        if not o.is_hydra_override() and not (o.key_or_group or "").startswith("hydra")
-    ]
     jobs = list(itertools.product(*options))
     for job in jobs:
-        check(compose_config([str(o) for o in job]))
+        check(compose_config(job))
     if len(jobs) > 1:
-        log.info("Sweep: %d jobs", len(jobs))
+        log.info("Sweep: %s", counted(len(jobs), "job"))
 
 
 def report(result: Result) -> int:
     """The closing table; the exit code."""
-    from rich.table import Table
-
-    s, folder = result.summary, result.run_dir
-    table = Table(show_header=False, title=f"{s['algo']} on {s['env']}, seed {s['seed']}", title_justify="left")
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    best = f"{s['best_eval_return_mean']:.1f}" if s["best_eval_return_mean"] is not None else "none"
-    last = f"{s['eval_return_mean']:.1f}" if s["eval_return_mean"] is not None else "none"
-    table.add_row("evaluation return", f"{last} (best {best})")
-    table.add_row("trained for", f"{s['env_steps']} env steps, {s['updates']} updates, {s['wall_time_s']:.0f} s")
-    table.add_row("stopped by", s["stop_reason"] + ("" if s["exact"] else " (resumed approximately)"))
-    table.add_row("run folder", str(folder))
-    if s["env"] != "none":
-        table.add_row("evaluate", f"python -m rlx evaluate {folder}")
-    table.add_row("resume", f"python -m rlx resume {folder}")
-    table.add_row("watch", f"tensorboard --logdir {folder}")
-    _console(200).print(table)
-    return EXIT_CODES.get(s["stop_reason"], 0)
-
-
-def _console(width: int = 160) -> Console:
-    """As wide as the terminal, of a fixed width where the output goes elsewhere; brackets are brackets."""
-    from rich.console import Console
-
-    return Console(width=None if sys.stdout.isatty() else width, markup=False, emoji=False)
+    log.info("%s", closing(result.summary, result.run_dir, result.trust, result.objects))
+    return EXIT_CODES.get(result.summary["stop_reason"], 0)
 
 
 # -- the other verbs -------------------------------------------------------------------------------------------------
 
 
 def resume(arguments: list[str]) -> int:
-    from rlx.workflows import resume as resume_run
+    from rlx.workflows import resume_run
 
-    folder = _path(arguments, "resume RUN [KEY=VALUE ...]")
+    folder = _path(arguments, VERBS["resume"].usage)
     trust = _take_trust(arguments)
+    _refuse_flags(arguments, "resume")
     return report(resume_run(folder, *arguments, trust=trust))
 
 
 def evaluate(arguments: list[str]) -> int:
     from rlx.workflows import evaluate as evaluate_policy
 
-    path = _path(arguments, "evaluate RUN_OR_CHECKPOINT [episodes=10] [seed=0] [--json]")
+    path = _path(arguments, VERBS["evaluate"].usage)
     as_json = "--json" in arguments
     trust = _take_trust(arguments)
     options = _options([a for a in arguments if a != "--json"], {"episodes": int, "seed": int}, "evaluate")
@@ -240,9 +371,9 @@ def evaluate(arguments: list[str]) -> int:
         return 0
     success = f", success rate {found['eval/success_rate']:.2f}" if "eval/success_rate" in found else ""
     log.info(
-        "%s on %s: return %.1f +- %.1f over %d episodes of length %.1f%s",
-        found["algo"], found["env"], found["eval/return_mean"], found["eval/return_std"], found["episodes"],
-        found["eval/length_mean"], success,
+        "%s on %s: return %.1f +- %.1f over %s of length %.1f%s",
+        found["algo"], found["env"], found["eval/return_mean"], found["eval/return_std"],
+        counted(found["episodes"], "episode"), found["eval/length_mean"], success,
     )  # fmt: skip
     return 0
 
@@ -250,18 +381,18 @@ def evaluate(arguments: list[str]) -> int:
 def predict(arguments: list[str]) -> int:
     from rlx.workflows import predict as predict_action
 
-    usage = "predict CHECKPOINT --obs '[...]'"
+    usage = VERBS["predict"].usage
     path = _path(arguments, usage)
     trust = _take_trust(arguments)
     if len(arguments) != 2 or arguments[0] != "--obs":
         raise UserError(f"predict needs an observation; type: python -m rlx {usage}")
     try:
         obs = json.loads(arguments[1], parse_constant=_refuse_constant)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"--obs is not JSON ({error}); give a list of numbers such as '[0.1, 0.2]'.") from error
     try:
         action = predict_action(path, obs, trust)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise UserError(f"--obs is not an observation ({error}); give a list of numbers.") from error
     sys.stdout.write(json.dumps(action) + "\n")
     return 0
@@ -270,7 +401,7 @@ def predict(arguments: list[str]) -> int:
 def collect(arguments: list[str]) -> int:
     from rlx.workflows import collect as collect_dataset
 
-    path = _path(arguments, "collect CHECKPOINT id=my/dataset-v0 [episodes=100] [noise=0.1] [seed=0]")
+    path = _path(arguments, VERBS["collect"].usage)
     trust = _take_trust(arguments)
     options = _options(arguments, {"id": str, "episodes": int, "noise": float, "seed": int}, "collect")
     if "id" not in options:
@@ -280,39 +411,76 @@ def collect(arguments: list[str]) -> int:
 
 
 def inspect_data(arguments: list[str]) -> int:
-    from rich.table import Table
-    from rich.text import Text
-
     from rlx.workflows import inspect_data as rows_of
 
-    source = _path(arguments, "inspect-data SOURCE [env=NAME] [terminals=time_limits] [episodes=infer]")
+    source = _path(arguments, VERBS["inspect-data"].usage)
     options = _options(arguments, {"env": str, "terminals": str, "episodes": str}, "inspect-data")
-    table = Table(show_header=False)
-    for name, value in rows_of(str(source), **options):
-        table.add_row(name, Text(value))  # names of files are no markup
-    _console().print(table)
+    sys.stdout.write(table(rows_of(str(source), **options)) + "\n")
     return 0
 
 
 def list_choices(arguments: list[str]) -> int:
-    from rich.table import Table
-
     from rlx.listing import describe, groups
 
-    known = groups()
-    wanted = arguments or known
+    parser = _Parser(prog="python -m rlx list", add_help=False, allow_abbrev=False)
+    parser.add_argument("groups", nargs="*")
+    parser.add_argument("-cd", "--config-dir")
+    flags = parser.parse_intermixed_args(arguments)
+    folders = [Path(flags.config_dir).expanduser()] if flags.config_dir is not None else []
+    if folders and not folders[0].is_dir():
+        raise UserError(f"{folders[0]} is not a folder; the config folder has to exist (--config-dir FOLDER).")
+    known = groups(folders)
+    wanted = flags.groups or known
     for group in wanted:
         if group not in known:
             guess = nearest(group, known)
-            meant = f"did you mean {guess}? " if guess else ""
-            raise UserError(f"There is no group {group!r}; {meant}There are: {', '.join(known)}.")
-    console = _console()
+            meant = f" Did you mean {guess}?" if guess else ""
+            raise UserError(f"There is no group {group!r}.{meant} Groups: {', '.join(known)}.")
     for group in wanted:
-        table = Table("choice", "what it is", title=group, title_justify="left")
-        for name, text in describe(group):
-            table.add_row(f"{group}={name}", text)
-        console.print(table)
+        rows = [(f"{group}={name}", text) for name, text in describe(group, folders)]
+        sys.stdout.write(table(rows, group, ("choice", "what it is")) + "\n")
     return 0
+
+
+VERBS = {
+    "train": Verb(train, "[train] [overrides]", "train; overrides as GROUP=CHOICE and KEY=VALUE"),
+    "resume": Verb(
+        resume,
+        "resume RUN [KEY=VALUE ...]",
+        "continue a run, e.g. with a longer budget\n\n"
+        "RUN is the folder of a run. Values can change where that makes sense, such as trainer.max_env_steps=40000.\n"
+        "trust=[MODULE,...] allows code from your own modules.",
+    ),
+    "evaluate": Verb(
+        evaluate,
+        "evaluate RUN_OR_CHECKPOINT [episodes=10] [seed=0] [--json]",
+        "raw returns of the deterministic policy\n\n"
+        "A run folder stands for its best checkpoint. --json prints all returns.\n"
+        "trust=[MODULE,...] allows code from your own modules.",
+    ),
+    "predict": Verb(
+        predict,
+        "predict RUN_OR_CHECKPOINT --obs '[...]'",
+        "the action for an observation, as JSON\n\nA list of observations gives a list of actions.",
+    ),
+    "collect": Verb(
+        collect,
+        "collect RUN_OR_CHECKPOINT id=my/dataset-v0 [episodes=100] [noise=0.1] [seed=0]",
+        "roll a policy out into a Minari dataset\n\n"
+        "noise is the standard deviation of Gaussian noise on actions in [-1, 1].",
+    ),
+    "inspect-data": Verb(
+        inspect_data,
+        "inspect-data SOURCE [env=NAME]",
+        "what is in a dataset\n\n"
+        "SOURCE is a file (.npz, .pt, .hdf5), a run folder or a Minari id; with env= it also says whether they fit.",
+    ),
+    "list": Verb(
+        list_choices,
+        "list [GROUP ...] [--config-dir FOLDER]",
+        "what there is to choose from\n\nWith --config-dir, also the choices in a folder of your own.",
+    ),
+}
 
 
 def _path(arguments: list[str], usage: str) -> Path:
@@ -322,19 +490,29 @@ def _path(arguments: list[str], usage: str) -> Path:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a finite number")
+
+
+def _refuse_flags(arguments: Sequence[str], verb: str) -> None:
+    for argument in arguments:
+        if argument.startswith("-"):
+            raise UserError(f"{verb} has no flag {argument}; type: python -m rlx {VERBS[verb].usage}")
 
 
 def _options(arguments: list[str], kinds: dict[str, Callable[[str], Any]], verb: str) -> dict[str, Any]:
     """KEY=VALUE arguments of a verb, converted."""
+    words = {int: "an integer", float: "a number"}
     found = {}
     for argument in arguments:
-        key, _, value = argument.partition("=")
+        key, equals, value = argument.partition("=")
+        if key not in kinds or not equals:
+            takes = ", ".join(f"{k}=..." for k in kinds)
+            raise UserError(f"{verb} does not know {argument:.200}; it takes {takes}.")
         try:
             found[key] = kinds[key](value)
-        except (KeyError, ValueError) as error:
-            takes = ", ".join(f"{k}={kind.__name__}" for k, kind in kinds.items())
-            raise UserError(f"{argument!r} means nothing to {verb}; it takes {takes}.") from error
+        except ValueError as error:
+            kind = words.get(kinds[key], "text")  # type: ignore[call-overload]
+            raise UserError(f"{key} must be {kind}, and {argument:.200} is not.") from error
     return found
 
 

@@ -25,21 +25,24 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
-from rlx.config_errors import choices, explain
+from rlx.config_errors import check_choices, choices, explain
 from rlx.data.replay import UniformConfig
 from rlx.envs.evaluation import MOST_EPISODES
 from rlx.errors import UserError, require
 from rlx.learner import Learner, check_algo
+from rlx.overrides import config_folders, field_kinds, fitted
 from rlx.paths import conf_dir
 from rlx.saved import as_written, check_env_kwargs, check_reach, escaped, leaves, parse, shown, trusted
+from rlx.threads import AUTO
 from rlx.types import Spec
 
 # where the schemas of a group live; a package stands for all its modules
 GROUPS = {
     "algo": ("rlx.algos",),
     "env": ("rlx.envs.factory",),
-    "dataset": ("rlx.data.sources", "rlx.data.minari", "rlx.data.mixing"),
+    "dataset": ("rlx.data.sources", "rlx.data.minari", "rlx.data.mixing", "rlx.data.arrays"),
     "replay": ("rlx.data.replay", "rlx.data.prioritized", "rlx.data.hindsight"),
     "reward": ("rlx.rewards",),
     "schedule": ("rlx.schedules",),
@@ -49,6 +52,7 @@ GROUPS = {
 }
 DEFAULT_ENV = "Pendulum-v1"
 MOST_THREADS = 1024
+DEFAULT_ALGO = "sac"
 REQUIRED = ("algo", "env", "replay", "reward", "schedule", "trainer")  # groups that a run cannot do without
 
 
@@ -67,7 +71,7 @@ class Config:
     logger: Any = field(default_factory=dict)
     seed: int = 0  # of everything
     device: str = "cpu"  # where the learner lives
-    threads: int | None = None  # of torch; null: chosen by the size of the networks
+    threads: int | str | None = None  # of torch; null: one, auto: as many as are measured to pay
     run_dir: str | None = None  # null: multirun_outputs/runs/<algo>__<EnvId>__seed<seed>__<stamp>
     trust: list[str] = field(default_factory=list)  # modules besides rlx whose `_target_`s may be instantiated
 
@@ -124,33 +128,68 @@ def register() -> None:
         store.store(group=f"schema/{group}", name=choice, node=_open_dicts(cls))
 
 
+# What Hydra raises for overrides that it cannot use; some of it by accident, as for names too long for a file
+UNREADABLE = (
+    hydra.errors.HydraException, OmegaConfBaseException, YAMLError, ValueError, TypeError, AssertionError,
+    RecursionError, OSError,
+)  # fmt: skip
+
+
+@functools.cache
+def _kinds() -> dict[str, dict[str, str]]:
+    return field_kinds(schemas(), Config)
+
+
 def compose_config(overrides: Sequence[str]) -> DictConfig:
     """The config of one run; UserError if the overrides do not fit the tree."""
     for group in REQUIRED:
         if {f"{group}=null", f"~{group}"} & set(overrides):
-            raise UserError(f"A run needs {group}=...; the choices are: {', '.join(choices(group))}.")
+            raise UserError(f"A run needs {group}=...; choices: {', '.join(choices(group))}.")
     register()
+    prepared = for_hydra(overrides)
+    folders = config_folders(prepared)
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         try:
-            cfg = compose("config", overrides=in_hydras_words(overrides))
+            check_choices(prepared, folders)
+            cfg = compose("config", overrides=prepared)
             OmegaConf.to_container(cfg, resolve=True)  # interpolations have to lead somewhere
-        except (hydra.errors.HydraException, OmegaConfBaseException, ValueError) as error:
-            raise UserError(explain(error, overrides)) from error
+        except UNREADABLE as error:
+            raise UserError(explain(error, overrides, known_keys(overrides), folders)) from error
     return cfg
 
 
-def in_hydras_words(overrides: Sequence[str]) -> list[str]:
-    """`dataset=null` is `~dataset`; and `env.id=X` alone is about X: how the default env was tuned, and its dataset,
-    have no say.
+def fit_numbers(overrides: Sequence[str], sweep: bool = False) -> list[str]:
+    """Numbers as the fields they are for want them, see `rlx.overrides.fitted`."""
+    return [fitted(override, _kinds(), sweep) for override in overrides]
+
+
+def for_hydra(overrides: Sequence[str], sweep: bool = False) -> list[str]:
+    """Overrides as Hydra takes them.
+
+    `dataset=null` is `~dataset`, `trainer.max_env_steps=1e5` is 100000, and `env.id=X` alone is about X: how the
+    default env was tuned, and its dataset, have no say.
     """
     groups = {f"{group}=null": f"~{group}" for group in (*GROUPS, "experiment", "algo_env")}
-    overrides = [groups.get(override, override) for override in overrides]
+    overrides = fit_numbers([groups.get(override, override) for override in overrides], sweep)
     given = {key.lstrip("+~"): value for key, _, value in (o.partition("=") for o in overrides)}
     if given.keys() & {"env", "experiment"} or given.get("env.id", DEFAULT_ENV) == DEFAULT_ENV:
         return overrides
     other = {"algo_env": "~algo_env", "env.dataset_id": "env.dataset_id=null"}
     return [*overrides, *(override for key, override in other.items() if key not in given)]
+
+
+def known_keys(overrides: Sequence[str]) -> set[str]:
+    """The keys that these choices have, as far as the schemas tell: what a wrong key may have been meant to be."""
+    named = dict(o.partition("=")[::2] for o in overrides)
+    algo = f"algo/{named.get('algo', DEFAULT_ALGO)}"
+    keys = {f.name for f in fields(Config)}
+    for name, cls in schemas().items():
+        group = name.partition("/")[0]
+        if group in ("callbacks", "logger") or (group == "algo" and algo in schemas() and name != algo):
+            continue
+        keys |= {f"{group}.{f.name}" for f in fields(cls) if not f.name.startswith("_")}
+    return keys
 
 
 def imported(target: str) -> Any:
@@ -173,7 +212,7 @@ def instantiate(node: Any, *args: Any, trust: Sequence[str] = (), **kwargs: Any)
         raise UserError(f"This part of the config has no _target_: {shown(node)!r}; name a class.")
     if not trusted(target, trust):
         package = target.partition(".")[0]
-        raise UserError(f"_target_={target} is not part of rlx; add trust=[{package}] to allow what {package} brings.")
+        raise UserError(f"_target_={target} is not part of rlx; add trust=[{package}] to allow code from {package}.")
     factory = imported(target)
     if is_dataclass(OmegaConf.get_type(node)):
         if "trust" in inspect.signature(factory).parameters:
@@ -371,8 +410,7 @@ def learners() -> dict[str, type[Learner]]:
 
 
 def _choices(fits: Any) -> str:
-    names = sorted(name for name, cls in learners().items() if fits(cls))
-    return ", ".join(f"algo={name}" for name in names) or "none so far"
+    return ", ".join(f"algo={name}" for name in sorted(learners()) if fits(learners()[name]))
 
 
 def check_regime(cfg: DictConfig) -> None:
@@ -418,7 +456,7 @@ def check_regime(cfg: DictConfig) -> None:
     for key in budgets:
         value = cfg.trainer[key]
         if value is not None and value < 0:
-            raise UserError(f"trainer.{key}={value} is no budget; give a number of at least 0.")
+            raise UserError(f"trainer.{key} must be at least 0 (trainer.{key}={value}).")
     if all(cfg.trainer[key] is None for key in budgets):
         raise UserError(f"The run has no budget; set one of {', '.join(f'trainer.{b}' for b in budgets)}.")
 
@@ -442,7 +480,7 @@ def check_phases(cfg: DictConfig) -> None:
 
 def check_seed(seed: int) -> None:
     if not 0 <= seed < 2**63:
-        raise UserError(f"seed={seed} is not possible; give 0 or more, below 2**63.")
+        raise UserError(f"seed must be at least 0 and below 2**63 (seed={seed}).")
 
 
 def check_prioritized(name: str, cls: type[Learner], reads_data: bool) -> None:
@@ -472,7 +510,9 @@ def class_of(node: DictConfig, trust: Sequence[str]) -> Any:
     """What a config node would be made into, if that is part of rlx or trusted."""
     target = str(node._target_)
     if not trusted(target, trust):
-        raise UserError(f"_target_={target} is not part of rlx; add trust=[{target.partition('.')[0]}] to allow it.")
+        raise UserError(
+            f"_target_={target} is not part of rlx; add trust=[{target.partition('.')[0]}] to allow code from it."
+        )
     return imported(target)
 
 
@@ -482,12 +522,13 @@ def check_spec(cfg: DictConfig, spec: Spec) -> None:
     if spec.action_kind not in cls.actions:
         raise UserError(
             f"algo={name} needs {' or '.join(cls.actions)} actions and {spec.env_id} has {spec.action_kind} ones; "
-            f"choose one of {_choices(lambda c: spec.action_kind in c.actions)}, or another env."
+            f"choose another env, or one of {_choices(lambda c: spec.action_kind in c.actions)}."
         )
     if len(spec.obs_shape) == 3 and not cls.images:
+        able = _choices(lambda c: c.images)
         raise UserError(
-            f"algo={name} reads vectors and {spec.env_id} gives images of shape {spec.obs_shape}; choose one of "
-            f"{_choices(lambda c: c.images)}, or an env with vector observations."
+            f"algo={name} reads vectors and {spec.env_id} gives images of shape {spec.obs_shape}; use an env with "
+            f"vector observations{f', or one of {able}' if able else ' (no algorithm supports images yet)'}."
         )
 
 
@@ -500,7 +541,7 @@ def check_finite(key: str, value: Any) -> None:
         for child in value:
             check_finite(key, child)
     elif isinstance(value, float) and not math.isfinite(value):
-        raise UserError(f"{key}={value} is nothing to compute with; give a finite number.")
+        raise UserError(f"{key} must be finite ({key}={value}).")
 
 
 def validate(cfg: DictConfig) -> None:
@@ -511,25 +552,28 @@ def validate(cfg: DictConfig) -> None:
     at_least_one = ("eval_episodes", "log_interval", "epoch_length", "train_frequency", "rollout_length")
     for key in (*at_least_one, "keep_checkpoints"):
         if trainer[key] < 1:
-            raise UserError(f"trainer.{key}={trainer[key]} is not possible; give at least 1.")
+            raise UserError(f"trainer.{key} must be at least 1 (trainer.{key}={trainer[key]}).")
     for key in ("eval_interval", "checkpoint_interval", "learning_starts", "warmup_steps", "min_buffer_size"):
         if trainer[key] < 0:
-            raise UserError(f"trainer.{key}={trainer[key]} is not possible; give at least 0.")
+            raise UserError(f"trainer.{key} must be at least 0 (trainer.{key}={trainer[key]}).")
     if not 0 <= trainer.offline_batch_ratio <= 1:
-        raise UserError(f"trainer.offline_batch_ratio={trainer.offline_batch_ratio} is a share; give 0 to 1.")
+        share = trainer.offline_batch_ratio
+        raise UserError(f"trainer.offline_batch_ratio must be between 0 and 1 (trainer.offline_batch_ratio={share}).")
     ratio = trainer.gradient_updates_per_step
     if ratio <= 0:
-        raise UserError(f"trainer.gradient_updates_per_step={ratio} is not possible; give a number above 0.")
-    check_algo(OmegaConf.to_container(cfg.algo, resolve=True))  # type: ignore[arg-type]
-    if cfg.threads is not None and not 1 <= cfg.threads <= MOST_THREADS:
-        raise UserError(f"threads={cfg.threads} is not possible; give 1 to {MOST_THREADS}, or null to let rlx choose.")
-    if trainer.eval_episodes > MOST_EPISODES:
         raise UserError(
-            f"trainer.eval_episodes={trainer.eval_episodes} is not possible; give at most {MOST_EPISODES:,}."
+            f"trainer.gradient_updates_per_step must be above 0 (trainer.gradient_updates_per_step={ratio})."
         )
+    check_algo(OmegaConf.to_container(cfg.algo, resolve=True))  # type: ignore[arg-type]
+    threads = cfg.threads
+    if threads not in (None, AUTO) and not (isinstance(threads, int) and 1 <= threads <= MOST_THREADS):
+        raise UserError(f"threads must be an integer from 1 to {MOST_THREADS}, or {AUTO} (threads={threads}).")
+    if trainer.eval_episodes > MOST_EPISODES:
+        episodes = trainer.eval_episodes
+        raise UserError(f"trainer.eval_episodes must be at most {MOST_EPISODES:,} (trainer.eval_episodes={episodes}).")
     check_seed(cfg.seed)
     limit = cfg.env.max_episode_steps
     if limit is not None and limit < 1:
-        raise UserError(f"env.max_episode_steps={limit} is not possible; give at least 1, or null for the env's own.")
+        raise UserError(f"env.max_episode_steps must be at least 1, or null for the env's own ({limit} was given).")
     if cfg.dataset is None and cfg.reward.get("normalize_return"):
         raise UserError("reward.normalize_return is fitted on a dataset and there is none; use reward=running_norm.")

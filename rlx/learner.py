@@ -61,14 +61,14 @@ def check_algo(values: Mapping[str, Any]) -> None:
     """Refuse numbers that no algorithm can use."""
     for name, value in values.items():
         if is_learning_rate(name):
-            require(value > 0, f"algo.{name}={value} is no learning rate; give a number above 0, as algo.{name}=3e-4.")
+            require(value > 0, f"algo.{name} must be above 0, for example algo.{name}=3e-4 ({value} was given).")
         if name == "hidden" or name.endswith("_hidden"):
-            widths = f"algo.{name}={list(value or ())} is not possible"
-            require(all(n >= 1 for n in value or ()), f"{widths}; every layer needs at least 1 unit.")
-            require(len(value or ()) <= MOST_LAYERS, f"algo.{name} has more than {MOST_LAYERS} layers; give fewer.")
+            widths = f"algo.{name}={list(value or ())[:MOST_LAYERS]}"
+            require(all(n >= 1 for n in value or ()), f"Every layer must have at least 1 unit ({widths}).")
+            require(len(value or ()) <= MOST_LAYERS, f"algo.{name} must have at most {MOST_LAYERS} layers.")
     rows, discount = values["batch_size"], values["discount"]
-    require(rows >= 1, f"algo.batch_size={rows} is not possible; give at least 1.")
-    require(0 <= discount <= 1, f"algo.discount={discount} is no discount factor; give 0 to 1.")
+    require(rows >= 1, f"algo.batch_size must be at least 1 (algo.batch_size={rows}).")
+    require(0 <= discount <= 1, f"algo.discount must be between 0 and 1 (algo.discount={discount}).")
 
 
 class Allocation(TorchFunctionMode):

@@ -20,6 +20,13 @@ class Policy:
         self.learner = learner.eval()
         self.spec: Spec = learner.spec
 
+    def __repr__(self) -> str:
+        spec = self.spec
+        return (
+            f"Policy({self.learner.cfg.name} on {spec.env_id}: observations {spec.obs_shape}, {spec.action_kind} "
+            f"actions {spec.action_shape or spec.action_sizes})"
+        )
+
     def act(self, obs: Any, deterministic: bool = True) -> Any:
         """The action for one observation, or for a batch of them."""
         array = np.asarray(obs, self.spec.obs_dtype)

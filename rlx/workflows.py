@@ -25,16 +25,18 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from rlx.callbacks.bus import Callback, CallbackBus
 from rlx.checkpoint import CheckpointStore, DamagedCheckpoint, find_checkpoint, read_folder
 from rlx.config import (
+    GROUPS,
     check_regime,
     check_seed,
     check_spec,
     compose_config,
+    fit_numbers,
     instantiate,
     learner_class,
     load_config,
@@ -50,14 +52,18 @@ from rlx.data.minari import minari_root, write_minari
 from rlx.data.replay import DatasetReplay, Layout, Replay
 from rlx.data.sources import choices_of, finish, load_transition_dataset
 from rlx.envs import make_env, make_vector_env, spec_of
-from rlx.envs.factory import EnvConfig
+from rlx.envs.factory import PYTHON, EnvConfig
+from rlx.envs.vector import VectorEnv
 from rlx.errors import Interrupted, UserError
 from rlx.files import read_bounded, write_atomically
+from rlx.given import NOTHING, DataLike, EnvLike, Given, check_given, objects_of
 from rlx.learner import Allocation, Learner
 from rlx.memory import available_memory, enough_memory, memory_errors
 from rlx.nn import keep_freed_memory
+from rlx.overrides import from_values, with_config_dir
 from rlx.paths import conf_dir
 from rlx.policy import Policy
+from rlx.reporting import closing, counted, evaluation, showing
 from rlx.rewards import RewardTransform
 from rlx.rng import seed_everything, seeded
 from rlx.saved import (
@@ -72,6 +78,7 @@ from rlx.saved import (
     shown,
     trusted,
 )
+from rlx.threads import choose_threads, network_seconds
 from rlx.trainers.trainer import INTERRUPTS, Trainer, evaluate_learner
 from rlx.types import Spec
 
@@ -81,30 +88,80 @@ ONE_SIGNAL = 0.5  # seconds within which signals count as one: `timeout` and lau
 NO_ENV = "none"  # the env id of runs without a simulator
 
 
-@dataclass
+@dataclass(repr=False)
 class Result:
-    """What a run came to."""
+    """What a run came to: `summary` (as in summary.json), `run_dir`, `learner` and `policy`."""
 
     summary: dict[str, Any]
     run_dir: Path
-    learner: Learner
+    learner: Learner  # as it was at the end; `rlx.load(run_dir)` is the best policy
+    trust: tuple[str, ...] = ()  # modules besides rlx that the run needs
+    objects: tuple[str, ...] = ()  # what was given from Python: "env", "dataset"
 
     @property
     def policy(self) -> Policy:
+        """The policy as it was at the end."""
         return Policy(self.learner)
+
+    def __repr__(self) -> str:
+        s = self.summary
+        done = f"{counted(s['env_steps'], 'env step')}, {counted(s['updates'], 'update')}"
+        return (
+            f"Result({s['algo']} on {s['env']}, seed {s['seed']}: evaluation return {evaluation(s)}, {done}, "
+            f"run_dir={str(self.run_dir)!r})"
+        )
 
 
 # -- train and resume ------------------------------------------------------------------------------------------------
 
 
-def train(*overrides: str, run_dir: str | Path | None = None, **values: Any) -> Result:
-    """Train from Hydra overrides: `rlx.train("algo=sac", "env=pendulum", seed=1)`."""
-    given = [*overrides, *(f"{key}={'null' if value is None else value}" for key, value in values.items())]
-    return run(compose_config(given), given, run_dir)
+def train(
+    *overrides: str,
+    env: str | EnvLike | None = None,
+    dataset: str | DataLike | None = None,
+    run_dir: str | Path | None = None,
+    config_dir: str | Path | None = None,
+    progress: bool = True,
+    quiet: bool = False,
+    **values: Any,
+) -> Result:
+    """Train, and return what the run came to.
+
+        rlx.train("algo=sac", "env=pendulum", "trainer.max_env_steps=5000", seed=1)
+        rlx.train(algo="sac", env=lambda: MyEnv(), trainer={"max_env_steps": 5000})
+        rlx.train("algo=iql", dataset={"observations": ..., "actions": ..., ...}, env=lambda: MyEnv())
+
+    overrides   as on the command line: GROUP=CHOICE and KEY=VALUE
+    env         the name of a choice, a function (or class) that makes a gymnasium.Env, or an env where one is enough
+    dataset     the name of a choice, a dict of arrays under the usual names, or a TransitionDataset
+    run_dir     the folder of the run; by default one below multirun_outputs/runs
+    config_dir  a folder with choices of your own, as --config-dir
+    progress    False: no progress lines, or bar; quiet=True: nothing at all but warnings
+    values      further keys: seed=1, device="cpu", trainer={"max_env_steps": 5000}, **{"algo.hidden": [64, 64]}
+    """
+    named = {k: v for k, v in (("env", env), ("dataset", dataset)) if isinstance(v, str)}
+    texts = [*overrides, *from_values({**named, **values}, tuple(GROUPS))]
+    given = Given.of(None if isinstance(env, str) else env, None if isinstance(dataset, str) else dataset)
+    texts = with_config_dir([*texts, *given.overrides(texts)], config_dir)
+    with showing(quiet):
+        cfg = compose_config(texts)
+        return _closed(run(_without_progress(cfg, progress and not quiet), texts, run_dir, given))
+
+
+def _closed(result: Result) -> Result:
+    log.info("%s", closing(result.summary, result.run_dir, result.trust, result.objects))
+    return result
+
+
+def _without_progress(cfg: DictConfig, progress: bool) -> DictConfig:
+    if not progress and cfg.callbacks is not None and "progress" in cfg.callbacks:
+        with open_dict(cfg.callbacks):
+            del cfg.callbacks["progress"]
+    return cfg
 
 
 @memory_errors()
-def run(cfg: DictConfig, overrides: list[str], run_dir: str | Path | None = None) -> Result:
+def run(cfg: DictConfig, overrides: list[str], run_dir: str | Path | None = None, given: Given = NOTHING) -> Result:
     """Train a composed config from the beginning. All of it was typed by the user, also which module an env is of."""
     check(cfg)
     if references(str(OmegaConf.to_container(cfg.env, resolve=False)["id"])) is None:  # type: ignore[call-overload, index]
@@ -119,7 +176,7 @@ def run(cfg: DictConfig, overrides: list[str], run_dir: str | Path | None = None
         )
     threads = set_threads(cfg)
     seed_everything(int(cfg.seed))
-    trainer = build(cfg, folder)
+    trainer = build(cfg, folder, given)
     check_callbacks(trainer)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -127,7 +184,7 @@ def run(cfg: DictConfig, overrides: list[str], run_dir: str | Path | None = None
         raise UserError(f"run_dir={folder} cannot be written to ({error.strerror}); choose another one.") from error
     write_atomically(folder / "overrides.yaml", OmegaConf.to_yaml(OmegaConf.create(list(overrides))).encode())
     write_atomically(folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=False).encode())
-    log.info("Run folder: %s (%d threads)", folder, threads)
+    log.info("Run folder: %s (%s)", folder, threads)
     return _finish(trainer)
 
 
@@ -135,24 +192,50 @@ def env_modules(cfg: DictConfig) -> list[str]:
     """The modules that the envs of a config are in (`env.id=module:Id`), beyond those that are trusted already."""
     found = []
     for key, value in leaves(OmegaConf.to_container(cfg, resolve=True)):
-        if f".{key}".endswith(".env.id") and ":" in str(value):
+        if f".{key}".endswith(".env.id") and ":" in str(value) and not str(value).startswith(PYTHON):
             found.append(str(value).partition(":")[0])
     return sorted({module for module in found if not trusted(module, cfg.trust)})
 
 
+def resume(
+    run_dir: str | Path,
+    *overrides: str,
+    env: EnvLike | None = None,
+    dataset: DataLike | None = None,
+    trust: tuple[str, ...] = (),
+    quiet: bool = False,
+) -> Result:
+    """Continue a run from its last whole checkpoint; values such as a longer budget can be overridden.
+
+        rlx.resume("multirun_outputs/runs/RUN", "trainer.max_env_steps=40000")
+
+    A run that was given an env or a dataset from Python takes the same again: `env=`, `dataset=`. `trust` names modules
+    besides rlx whose code the run may use.
+    """
+    with showing(quiet):
+        return _closed(resume_run(run_dir, *overrides, given=Given.of(env, dataset), trust=trust, progress=not quiet))
+
+
 @memory_errors()
-def resume(run_dir: str | Path, *overrides: str, trust: tuple[str, ...] = ()) -> Result:
-    """Continue a run from its last whole checkpoint; values such as a longer budget can be overridden."""
-    folder = Path(run_dir)
+def resume_run(
+    run_dir: str | Path,
+    *overrides: str,
+    given: Given = NOTHING,
+    trust: tuple[str, ...] = (),
+    progress: bool = True,
+) -> Result:
+    """`resume` without its closing lines."""
+    folder, trust = Path(run_dir), _modules(trust)
     if not (folder / "config.yaml").is_file():
         raise UserError(f"{folder} is not a run folder (it has no config.yaml); give a folder that a run has written.")
     try:
         text = read_bounded(folder / "config.yaml").decode()
     except (OSError, ValueError) as error:
         raise UserError(f"{folder / 'config.yaml'} cannot be read ({error}); restore it from a checkpoint.") from error
-    cfg = load_config(text, overrides, trust)
+    cfg = load_config(text, fit_numbers(overrides), trust)
     check(cfg)
     refuse_change(OmegaConf.create(as_text(parse(text))), cfg)
+    check_given(cfg, given, folder)
     refuse_foreign_env(cfg, trust)
     store = CheckpointStore(folder / "checkpoints")
     with restoring(folder):
@@ -161,7 +244,7 @@ def resume(run_dir: str | Path, *overrides: str, trust: tuple[str, ...] = ()) ->
         check_like(threads or 1, 1, "threads")
     threads = set_threads(cfg, threads)
     seed_everything(int(cfg.seed))
-    trainer = build(cfg, folder)
+    trainer = build(cfg if progress else _without_progress(cfg.copy(), progress), folder, given)
     if saved is None:
         log.warning("%s was ended before its first checkpoint; it starts from the beginning.", folder)
         trainer.resumed = True  # loggers begin their files anew
@@ -179,8 +262,8 @@ def resume(run_dir: str | Path, *overrides: str, trust: tuple[str, ...] = ()) ->
         if not trainer.state.exact:
             log.warning("The environment did not replay to where it was: the run goes on, but only approximately.")
     write_atomically(folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=False).encode())
-    log.info("Resuming %s at %d env steps, %d updates (%d threads)",
-             folder, trainer.state.env_steps, trainer.state.updates, threads)  # fmt: skip
+    log.info("Resuming %s at %s, %s (%s)", folder, counted(trainer.state.env_steps, "env step"),
+             counted(trainer.state.updates, "update"), threads)  # fmt: skip
     return _finish(trainer)
 
 
@@ -208,17 +291,25 @@ def check(cfg: DictConfig) -> None:
         raise UserError(shown(explain(error, ()), 1000)) from error
 
 
-def build(cfg: DictConfig, folder: Path) -> Trainer:
-    """Everything that a run is made of, from its config."""
-    env_cfg: EnvConfig = OmegaConf.to_object(cfg.env)  # type: ignore[assignment]
+def build(cfg: DictConfig, folder: Path, given: Given = NOTHING) -> Trainer:
+    """Everything that a run is made of, from its config and from what was given besides."""
+    env_cfg = given.env_config(cfg)
     simulator = env_cfg.id != NO_ENV
-    data = None if simulator else read_dataset(cfg)  # first of all, where the Spec comes from it
-    spec = env_spec(env_cfg, cfg.trust) if data is None else spec_of_dataset(data)
+    data = given.dataset  # read by now, or first of all, where the Spec comes from it
+    if not simulator and data is None:
+        data = read_dataset(cfg)
+    spec = env_spec(env_cfg, cfg.trust) if simulator or data is None else spec_of_dataset(data)
     check_spec(cfg, spec)
     phases = list(cfg.trainer.phases.values())
     collects = any(phase.collect > 0 for phase in phases)
     if collects and not simulator:
         raise UserError("env=none has nothing to collect from; use trainer=offline, or choose an env.")
+    one = given.env is not None and given.env.single
+    if one and collects:
+        raise UserError(
+            f"A run that collects has envs to learn in and others to evaluate in, and one {env_cfg.id} was given; "
+            "give a function that makes them: env=lambda: MyEnv()."
+        )
     reward = instantiate(cfg.reward, trust=cfg.trust)
     with choose_device(cfg.device), within_memory(cfg):  # weights and optimizer states are made there
         learner: Learner = instantiate(cfg.algo, spec, trust=cfg.trust)
@@ -238,7 +329,9 @@ def build(cfg: DictConfig, folder: Path) -> Trainer:
         reward,
         folder,
         envs=envs,
-        eval_envs=make_vector_env(env_cfg, min(cfg.trainer.eval_episodes, 10), cfg.trust) if simulator else None,
+        eval_envs=make_vector_env(env_cfg, 1 if one else min(cfg.trainer.eval_episodes, 10), cfg.trust)
+        if simulator
+        else None,
         replay=replay,
         prior=prior,
         dataset=dataset,
@@ -352,7 +445,7 @@ def make_replay(cfg: DictConfig, spec: Spec, num_envs: int, prior: Replay | None
     if prior is not None:  # rows of both go into the same batches
         like_prior = {"mc_return": "mc_return" in prior.layout.slices, "outside": prior.layout.outside}
     replay: Replay = instantiate(node, spec, num_envs, cfg.algo.discount, int(cfg.seed), trust=cfg.trust, **like_prior)
-    log.info("Replay: %s transitions, %.1f MiB", f"{replay.capacity:,}", replay.nbytes / 2**20)
+    log.info("Replay: %s, %.1f MiB", counted(replay.capacity, "transition"), replay.nbytes / 2**20)
     return replay
 
 
@@ -375,7 +468,12 @@ def _finish(trainer: Trainer) -> Result:
             write_atomically(trainer.run_dir / "summary.json", json.dumps(summary, indent=2).encode())
         finally:
             trainer.close()  # last: an env that fails here loses nothing
-    return Result(summary, trainer.run_dir, trainer.learner)
+    return Result(summary, trainer.run_dir, trainer.learner, needed_trust(trainer.cfg), objects_of(trainer.cfg))
+
+
+def needed_trust(cfg: DictConfig) -> tuple[str, ...]:
+    """The modules that whoever uses the run has to trust, as its `_target_`s or its env come from them."""
+    return (*cfg.trust, *env_modules(cfg))
 
 
 @contextmanager
@@ -447,15 +545,16 @@ def default_run_dir(cfg: DictConfig) -> Path:
     return Path("multirun_outputs") / "runs" / f"{algo}__{env}__seed{cfg.seed}__{stamp}"
 
 
-def set_threads(cfg: DictConfig, saved: int | None = None) -> int:
-    """Choose and set torch's threads: as asked, as the checkpoint had it, else by the size of the networks."""
-    widest = max(cfg.algo.hidden, default=1)
-    chosen = cfg.threads or saved or (1 if widest < 256 else min(4, os.cpu_count() or 1))
+def set_threads(cfg: DictConfig, saved: int | None = None) -> str:
+    """Choose and set torch's threads; what was chosen, and why."""
+    widest = max(cfg.algo.hidden or (), default=1)
+    chosen, why = choose_threads(cfg.threads, saved, network_seconds(int(widest), int(cfg.algo.batch_size)))
     if saved and chosen != saved:
-        log.warning("The run had %d threads and now has %d: results may differ in the last bits.", saved, chosen)
+        log.warning("The run had %s and now has %d: results may differ in the last bits.",
+                    counted(saved, "thread"), chosen)  # fmt: skip
     torch.set_num_threads(chosen)
     keep_freed_memory()
-    return int(chosen)
+    return f"{counted(chosen, 'thread')}, {why}"
 
 
 def choose_device(name: str) -> torch.device:
@@ -479,14 +578,22 @@ def env_spec(cfg: EnvConfig, trust: Sequence[str] = ()) -> Spec:
 def refuse_foreign_env(cfg: DictConfig, trust: tuple[str, ...]) -> None:
     """An env id with a module in it would import that module: a saved config may not ask for this by itself."""
     module, colon, _ = str(cfg.env.id).partition(":")
-    if colon and not trusted(module, trust):
-        raise UserError(f"The saved config wants to import {module} for its env; add trust=[{module}] to allow it.")
+    if colon and "env" not in objects_of(cfg) and not trusted(module, trust):
+        raise UserError(
+            f"The saved config wants to import {module} for its env; add trust=[{module}] to allow code from it."
+        )
 
 
 # -- using what was trained ------------------------------------------------------------------------------------------
 
 
+def _modules(trust: str | Sequence[str]) -> tuple[str, ...]:
+    """trust="mine" as ("mine",)."""
+    return (trust,) if isinstance(trust, str) else tuple(trust)
+
+
 def _restore_learner(path: str | Path, trust: tuple[str, ...]) -> tuple[Learner, DictConfig]:
+    trust = _modules(trust)
     folder = find_checkpoint(Path(path))
     try:
         saved = read_folder(folder)
@@ -512,20 +619,34 @@ def _restore_learner(path: str | Path, trust: tuple[str, ...]) -> tuple[Learner,
     return learner, cfg
 
 
-def _restore_to_act(path: str | Path, trust: tuple[str, ...]) -> tuple[Learner, DictConfig]:
-    """As `_restore_learner`, where the policy's env is going to be made: it has to be allowed, and to be there."""
+def _restore_to_act(
+    path: str | Path, trust: tuple[str, ...], env: EnvLike | None = None, episodes: int = 10
+) -> tuple[Learner, DictConfig, VectorEnv, str]:
+    """As `_restore_learner`, with envs to run the policy in, those of the run or those that are given, and their id."""
+    trust = _modules(trust)
     learner, cfg = _restore_learner(path, trust)
+    given = Given.of(env, None)
+    if given.env is not None:
+        env_cfg = given.env_config(cfg)
+        check_same_spaces(env_spec(env_cfg), learner.spec)
+        return learner, cfg, make_vector_env(env_cfg, 1 if given.env.single else min(episodes, 10)), given.env.id
     refuse_foreign_env(cfg, trust)
     if cfg.env.id == NO_ENV:
         raise UserError("This policy was trained with env=none: there is no simulator to run it in.")
-    spec = env_spec(OmegaConf.to_object(cfg.env), trust)  # type: ignore[arg-type]
+    env_cfg = given.env_config(cfg)
+    check_same_spaces(env_spec(env_cfg, trust), learner.spec)
+    return learner, cfg, make_vector_env(env_cfg, min(episodes, 10), trust), str(cfg.env.id)
+
+
+def check_same_spaces(spec: Spec, trained: Spec) -> None:
+    """Refuse an env that a policy was not trained for."""
     for name in ("obs_shape", "action_kind", "action_shape", "action_sizes"):
-        if getattr(spec, name) != getattr(learner.spec, name):
+        here, there = getattr(spec, name), getattr(trained, name)
+        if here != there:
             raise UserError(
-                f"The policy was trained with {name}={getattr(learner.spec, name)} and {cfg.env.id} has "
-                f"{name}={getattr(spec, name)}; use the env that it was trained with."
+                f"The policy was trained with {name}={there} and {spec.env_id} has {name}={here}; use the env that it "
+                "was trained with."
             )
-    return learner, cfg
 
 
 @memory_errors()
@@ -535,24 +656,34 @@ def load(path: str | Path, trust: tuple[str, ...] = ()) -> Policy:
 
 
 @memory_errors()
-def evaluate(path: str | Path, episodes: int = 10, seed: int = 0, trust: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Raw returns of the deterministic policy in fresh environments."""
+def evaluate(
+    path: str | Path,
+    episodes: int = 10,
+    seed: int = 0,
+    trust: tuple[str, ...] = (),
+    env: EnvLike | None = None,
+) -> dict[str, Any]:
+    """Raw returns of the deterministic policy in fresh environments: those of the run, or what `env` makes.
+
+    path   a run folder, which stands for its best checkpoint, or a checkpoint folder
+    trust  modules besides rlx whose code may be used
+    env    an env or a function that makes one, with the spaces that the policy was trained with
+    """
     if episodes < 1:
-        raise UserError(f"episodes={episodes} is not possible; give at least 1.")
+        raise UserError(f"episodes must be at least 1 (episodes={episodes}).")
     check_seed(seed)
-    learner, cfg = _restore_to_act(path, trust)
-    envs = make_vector_env(OmegaConf.to_object(cfg.env), min(episodes, 10), trust)  # type: ignore[arg-type]
+    learner, cfg, envs, env_id = _restore_to_act(path, trust, env, episodes)
     try:
         found = evaluate_learner(learner, envs, episodes, seed)
     finally:
         envs.close()
     return {
         "algo": as_written(cfg).algo.name,
-        "env": cfg.env.id,
+        "env": env_id,
         "checkpoint": str(find_checkpoint(Path(path))),
         "episodes": episodes,
         "seed": seed,
-        **found.metrics(str(cfg.env.id)),
+        **found.metrics(env_id),
         "returns": found.returns.tolist(),
     }
 
@@ -567,34 +698,44 @@ def predict(path: str | Path, obs: Any, trust: tuple[str, ...] = ()) -> Any:
 
 @memory_errors()
 def collect(
-    path: str | Path, id: str, episodes: int = 100, noise: float = 0.0, seed: int = 0, trust: tuple[str, ...] = ()
+    path: str | Path,
+    id: str,
+    episodes: int = 100,
+    noise: float = 0.0,
+    seed: int = 0,
+    trust: tuple[str, ...] = (),
+    env: EnvLike | None = None,
 ) -> Path:
-    """Roll a policy out into a Minari dataset; the folder it was written to."""
+    """Roll a policy out into a Minari dataset; the folder it was written to.
+
+    Arguments as for `evaluate`; `noise` is the standard deviation of Gaussian noise on actions in [-1, 1].
+    """
     if episodes < 1:
-        raise UserError(f"episodes={episodes} is not possible; give at least 1.")
-    if noise < 0:
-        raise UserError(f"noise={noise} is not possible; give 0 or more.")
+        raise UserError(f"episodes must be at least 1 (episodes={episodes}).")
+    if not 0 <= noise < float("inf"):
+        raise UserError(f"noise must be at least 0 and finite (noise={noise}).")
     check_seed(seed)
     if not re.fullmatch(r"([\w-]{2,}/)*[\w-]+-v\d+", id):
-        raise UserError(f"id={id} is no Minari id; give one such as id=my/dataset-v0.")
+        raise UserError(f"id={id} is not a Minari id; give one such as id=my/dataset-v0.")
     storage = minari_root()
     if (storage / id).exists():
         raise UserError(f"The dataset {id} exists already in {storage}; choose another id, or delete it.")
-    learner, cfg = _restore_to_act(path, trust)
-    if learner.spec.goal is not None:
-        raise UserError(f"{cfg.env.id} is a goal env, whose dict observations collect cannot write; use another env.")
-    envs = make_vector_env(OmegaConf.to_object(cfg.env), min(episodes, 10), trust)  # type: ignore[arg-type]
+    learner, cfg, envs, env_id = _restore_to_act(path, trust, env, episodes)
     try:
+        if learner.spec.goal is not None:
+            raise UserError(
+                f"{cfg.env.id} is a goal env, whose dict observations collect cannot write; use another env."
+            )
         with seeded(seed, next(iter(learner.parameters())).device):
             policy = Policy(learner)
             found = collect_episodes(policy.act_scaled, envs, learner.spec, episodes, noise, seed)
     finally:
         envs.close()
     algo = str(as_written(cfg).algo.name)
-    text = f"{episodes} episodes of {algo} on {cfg.env.id} with noise {noise}"
-    folder = write_minari(id, found, str(cfg.env.id), storage, algorithm=algo, description=text)
+    text = f"{counted(episodes, 'episode')} of {algo} on {env_id} with noise {noise}"
+    folder = write_minari(id, found, env_id, storage, algorithm=algo, description=text)
     returns = [float(e.reward.sum()) for e in found]
-    log.info("%s: %d transitions, return %.1f +- %.1f", folder, sum(len(e.reward) for e in found),
+    log.info("%s: %s, return %.1f +- %.1f", folder, counted(sum(len(e.reward) for e in found), "transition"),
              np.mean(returns), np.std(returns))  # fmt: skip
     return folder
 

@@ -102,7 +102,7 @@ def test_null_takes_a_group_away() -> None:
 # -- explanations ----------------------------------------------------------------------------------------------------
 
 EXPLAINED = {
-    "algo=sacc": ("algo=sacc", "did you mean algo=sac?"),
+    "algo=sacc": ("Unknown algo 'sacc'.", "Did you mean algo=sac?"),
     "algo.lrr=1": ("algo.lrr", "SACConfig"),
     "algo.actor_lrs=1": ("did you mean algo.actor_lr?",),
     "trainer.max_env_step=1": ("did you mean trainer.max_env_steps?",),

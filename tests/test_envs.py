@@ -150,7 +150,7 @@ def test_packages_that_do_not_fit_each_other_are_said(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("preset", ["fetch_reach", "fetch_push", "point_maze"])
 def test_robotics_presets_go_with_hindsight(preset: str, tmp_path: Path) -> None:
     """Registered by the preset alone, evaluated with a success rate, and exact after a checkpoint."""
-    pytest.importorskip("gymnasium_robotics", reason="needs the extra: pip install 'rlx[robotics]'")
+    pytest.importorskip("gymnasium_robotics", reason="needs the extra: pip install -e '.[robotics]'")
     limit = ("env.max_episode_steps=20", "trainer.max_env_steps=60", "trainer.learning_starts=30")
     small = ("algo.hidden=[16,16]", "algo.batch_size=16", "trainer.eval_episodes=2", "threads=1", "logger=jsonl")
     common = ("algo=her", f"env={preset}", *limit, *small)

@@ -108,13 +108,12 @@ def test_a_moved_run_folder_can_be_resumed(tmp_path: Path) -> None:
     assert resumed(tmp_path / "b" / "run", "trainer.max_env_steps=140").summary["env_steps"] == 140
 
 
-def test_threads_are_chosen_by_the_size_of_the_networks() -> None:
-    from rlx.config import compose_config
-
-    assert set_threads(compose_config(["algo.hidden=[64,64]"])) == 1
-    assert set_threads(compose_config(["threads=2"])) == 2
-    assert set_threads(compose_config([]), saved=1) == 1
-    torch.set_num_threads(1)
+def test_one_thread_unless_asked_otherwise() -> None:
+    assert set_threads(compose_config(["env=hopper"])) == "1 thread, the default"  # two layers of 256
+    assert set_threads(compose_config(["threads=2"])) == "2 threads, as asked"
+    assert torch.get_num_threads() == 2
+    assert set_threads(compose_config([]), saved=1) == "1 thread, as the run had it"
+    assert torch.get_num_threads() == 1
 
 
 def test_devices_that_are_not_there_are_refused() -> None:

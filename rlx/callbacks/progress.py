@@ -1,4 +1,8 @@
-"""Progress: a bar on a terminal, plain lines anywhere else. Only looks, never touches metrics or generators."""
+"""Progress: a bar on a terminal, plain lines anywhere else. Only looks, never touches metrics or generators.
+
+The time left is what the steps that are left take at the rate of this phase, plus what the evaluations that are left
+take. The rate is that of learning: random steps before the first update are so much faster that they tell nothing.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import logging
 import sys
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlx.callbacks.bus import Callback
 
@@ -51,28 +55,43 @@ class Progress(Callback):
         self._bar: Bar | None = None
         self._task: TaskID | None = None
         self._due = 0.0  # when to show the next state
-        self._seen = (0.0, 0, 0)  # time, steps and updates when it was last shown
-        self._step_rate = 0.0
+        self._seen = (0.0, 0)  # time and updates when it was last shown
         self._update_rate = 0.0
+        self._worked = 0.0  # when the latest update or iteration ended
+        self._since = (0.0, 0, 0)  # time, steps and updates from which on the phase is at its own rate
+        self._random = False  # has the phase been taking random steps until now
+        self._evaluating = 0.0  # seconds of evaluation since then
+        self._evaluations: list[float] = []  # how long each one took
 
     def on_run_start(self, trainer: Trainer) -> None:
         now = time.monotonic()
-        self._seen = (now, trainer.state.steps, trainer.state.updates)
+        self._seen = (now, trainer.state.updates)
+        self._begin(trainer, getattr(trainer.state, "phase", ""))  # of a resumed run, which is in the middle of it
         if sys.stdout.isatty():
             self._start_bar(trainer)
         self._due = now + self._interval
 
     def on_phase_start(self, trainer: Trainer, phase: str) -> None:
-        self.phase = phase
+        self._begin(trainer, phase)
         if self._bar is None:
             log.info("%s: starts at %s steps", phase, trainer.state.steps)
 
+    def on_update(self, trainer: Trainer, metrics: dict[str, Any]) -> None:
+        self._worked = time.monotonic()
+        if self._random:
+            self._random, self._evaluating = False, 0.0
+            self._since = (self._worked, trainer.state.steps, trainer.state.updates)
+
     def on_iteration(self, trainer: Trainer) -> None:
-        if time.monotonic() >= self._due:
+        self._worked = time.monotonic()
+        if self._worked >= self._due:
             self._show(trainer)
 
     def on_evaluated(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         self.latest = metrics["eval/return_mean"]
+        took = time.monotonic() - self._worked
+        self._evaluations.append(took)
+        self._evaluating += took
         self._show(trainer)
 
     def on_run_end(self, trainer: Trainer) -> None:
@@ -106,14 +125,20 @@ class Progress(Callback):
 
     def _measure(self, trainer: Trainer) -> None:
         """Rates since the last look, smoothed: half of the old value remains."""
-        then, steps, updates = self._seen
+        then, updates = self._seen
         now = time.monotonic()
         if now <= then:
             return
-        old = 0.5 if self._step_rate else 0.0
-        self._step_rate = old * self._step_rate + (1 - old) * (trainer.state.steps - steps) / (now - then)
+        old = 0.5 if self._update_rate else 0.0
         self._update_rate = old * self._update_rate + (1 - old) * (trainer.state.updates - updates) / (now - then)
-        self._seen = (now, trainer.state.steps, trainer.state.updates)
+        self._seen = (now, trainer.state.updates)
+
+    def _begin(self, trainer: Trainer, phase: str) -> None:
+        self.phase = phase
+        self._worked = time.monotonic()
+        self._since, self._evaluating = (self._worked, trainer.state.steps, trainer.state.updates), 0.0
+        rules = trainer.settings.phases.get(phase)
+        self._random = rules is not None and rules.collect > 0 and not rules.on_policy
 
     def _text(self, trainer: Trainer) -> str:
         parts = [f"{self._update_rate:.0f} updates/s"]
@@ -121,9 +146,44 @@ class Progress(Callback):
             parts.append(f"return {self.latest:.1f}")
         if trainer.state.best is not None:
             parts.append(f"best {trainer.state.best:.1f}")
-        if trainer.total_steps and self._step_rate > 0:
-            parts.append(f"ETA {format_seconds(max(0, trainer.total_steps - trainer.state.steps) / self._step_rate)}")
+        left = self._seconds_left(trainer)
+        if left is not None:
+            parts.append(f"ETA {format_seconds(left)}")
         return ", ".join(parts)
+
+    def _seconds_left(self, trainer: Trainer) -> float | None:
+        """None as long as there is nothing to tell it from."""
+        state = trainer.state
+        then, steps, updates = self._since
+        seconds = time.monotonic() - then - self._evaluating
+        if (
+            not trainer.total_steps
+            or state.steps <= steps
+            or seconds <= 0
+            or (self._random and state.updates == updates)
+        ):
+            return None
+        left, later = max(0, trainer.total_steps - state.steps), self._later_steps(trainer)
+        here = max(0, left - later)
+        per_step, per_update = seconds / (state.steps - steps), seconds / max(1, state.updates - updates)
+        phases = trainer.settings.phases
+        ratio = max((p.updates_per_step for name, p in phases.items() if name in self._later(trainer)), default=1.0)
+        evaluations = left // trainer.settings.eval_interval if trainer.settings.eval_interval else 0
+        mean = sum(self._evaluations) / len(self._evaluations) if self._evaluations else 0.0
+        return here * per_step + min(left, later) * ratio * per_update + evaluations * mean
+
+    def _later(self, trainer: Trainer) -> list[str]:
+        """The phases after this one."""
+        names = list(trainer.settings.phases)
+        return names[names.index(self.phase) + 1 :] if self.phase in names else []
+
+    def _later_steps(self, trainer: Trainer) -> int:
+        """Steps of the phases after this one, as far as they are known."""
+        steps, later = 0, self._later(trainer)
+        for phase in (trainer.settings.phases[name] for name in later):
+            limits = (phase.updates, None) if phase.collect == 0 else (phase.env_steps, trainer.settings.max_env_steps)
+            steps += next((x for x in limits if x is not None), 0)
+        return steps
 
     def _show(self, trainer: Trainer) -> None:
         self._measure(trainer)

@@ -78,6 +78,13 @@ class TransitionDataset:
     def __len__(self) -> int:
         return len(self.reward)
 
+    def __repr__(self) -> str:
+        obs, action = ((tuple(c.shape[1:]), c.dtype) for c in (self.obs, self.action))
+        return (
+            f"TransitionDataset({len(self):,} transitions, {int(self.ends.sum()):,} episodes, obs {obs[0]} {obs[1]}, "
+            f"action {action[0]} {action[1]}, source={self.source!r})"
+        )
+
     @property
     def memory(self) -> str:
         return "mmap" if on_disk(self.obs) else "ram"

@@ -27,6 +27,7 @@ NATIVE_FROM = 8  # envs from which a native implementation is the faster one
 WORKER_COST = 5e-4  # seconds per env step that a process of its own costs, at most
 
 MOST_ENVS = {"sync": 2**16, "native": 2**20, "async": 2**10}  # beyond which a number of envs is a mistake
+PYTHON = "python:"  # how the id of an env begins that was given as a Python object, see rlx.given
 
 # Extras whose envs are registered by importing a package. A config names the extra, never the package, so that a saved
 # one cannot have any other module imported.
@@ -75,8 +76,24 @@ def is_goal_space(space: spaces.Space) -> bool:
     return all(isinstance(space.get(k), spaces.Box) for k in ("observation", "achieved_goal", "desired_goal"))
 
 
+def from_python(cfg: EnvConfig) -> gym.Env:
+    """An env that was given as a Python object, or made by a function that was."""
+    make = getattr(cfg, "factory", None)
+    if make is None:
+        raise UserError(
+            f"{cfg.id} was given from Python and cannot be made from its name; give it again from Python: env=..., as "
+            "in rlx.evaluate(RUN, env=make_env)."
+        )
+    if cfg.kwargs:
+        raise UserError(f"env.kwargs={dict(cfg.kwargs)} go to gymnasium.make; pass them in the function given as env.")
+    env: gym.Env = make()
+    return gym.wrappers.TimeLimit(env, cfg.max_episode_steps) if cfg.max_episode_steps else env
+
+
 def make_env(cfg: EnvConfig, trust: Sequence[str] = (), **kwargs: Any) -> gym.Env:
     """One environment whose observations are a single array; `trust` are the modules that an id may have imported."""
+    if cfg.id.startswith(PYTHON):
+        return _single_array(from_python(cfg))
     limit = {"max_episode_steps": cfg.max_episode_steps} if cfg.max_episode_steps else {}
     if not re.fullmatch(r"([\w.]+:)?[\w./-]+", cfg.id):
         raise UserError(f"env.id={cfg.id!r} is no id of an environment; give one such as env.id=Pendulum-v1.")
@@ -90,7 +107,11 @@ def make_env(cfg: EnvConfig, trust: Sequence[str] = (), **kwargs: Any) -> gym.En
     except (gym.error.UnregisteredEnv, gym.error.DeprecatedEnv) as error:
         raise UserError(_unknown(cfg.id, error)) from error
     except (gym.error.DependencyNotInstalled, ImportError) as error:
-        hint = f"pip install 'rlx[{cfg.extra}]'" if cfg.extra else "install the package that provides it"
+        hint = (
+            f"pip install -e '.[{cfg.extra}]' in a checkout of rlx"
+            if cfg.extra
+            else "install the package that provides it"
+        )
         raise UserError(f"env.id={cfg.id} needs a package that is not installed ({error}): {hint}.") from error
     except TypeError as error:
         names = ", ".join(map(str, cfg.kwargs))  # without the values, which may come from the environment
@@ -100,8 +121,12 @@ def make_env(cfg: EnvConfig, trust: Sequence[str] = (), **kwargs: Any) -> gym.En
             raise
         raise UserError(  # a simulator that is newer than the env knows of
             f"{cfg.id} does not work with the packages that are installed ({error!r}); those that it "
-            f"was tested with come with pip install 'rlx[{cfg.extra}]'."
+            f"was tested with come with pip install -e '.[{cfg.extra}]' in a checkout of rlx."
         ) from error
+    return _single_array(env)
+
+
+def _single_array(env: gym.Env) -> gym.Env:
     space = env.observation_space
     if is_goal_space(space):
         return FlattenGoal(env)

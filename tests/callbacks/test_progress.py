@@ -11,6 +11,7 @@ import torch
 
 from rlx.callbacks.evaluate import Evaluate, EvaluateConfig
 from rlx.callbacks.progress import Progress, ProgressConfig, format_seconds
+from rlx.trainers.trainer import Phase
 
 
 class Terminal(io.StringIO):
@@ -68,3 +69,61 @@ def test_an_unknown_budget_has_no_eta(make_trainer, caplog):
         drive(make_trainer({"progress": Progress(ProgressConfig(every=0.0))}, total_steps=None))
     assert "10/? steps" in caplog.text
     assert "ETA" not in caplog.text
+
+
+class Clock:
+    """Time that passes when it is told to."""
+
+    def __init__(self, monkeypatch):
+        self.now = 100.0
+        monkeypatch.setattr("rlx.callbacks.progress.time.monotonic", lambda: self.now)
+
+    def learn(self, trainer, steps, seconds):
+        """Steps of one update each."""
+        for _ in range(steps):
+            self.now += seconds
+            trainer.state.steps += 1
+            trainer.state.updates += 1
+            trainer.bus.emit("update", trainer, {})
+            trainer.bus.emit("iteration", trainer)
+
+
+def eta(progress, trainer):
+    return progress._text(trainer).partition("ETA ")[2]
+
+
+def test_the_time_left_is_told_from_learning_and_evaluating(make_trainer, monkeypatch):
+    """Random steps take no time, learning 2 s a step, an evaluation 30 s; 70 steps and one evaluation are left."""
+    clock, progress = Clock(monkeypatch), Progress(ProgressConfig())
+    trainer = make_trainer({"progress": progress}).start()
+    trainer.settings.eval_interval = 50
+    trainer.bus.emit("phase_start", trainer, "online")
+    clock.now += 1
+    trainer.state.steps += 20
+    trainer.bus.emit("iteration", trainer)
+    assert eta(progress, trainer) == "", "how fast it learns is not known yet"
+    clock.learn(trainer, 10, seconds=2)
+    assert eta(progress, trainer) == "2m20s"
+    clock.now += 30
+    trainer.bus.emit("evaluated", trainer, {"eval/return_mean": 1.0})
+    assert eta(progress, trainer) == "2m50s"
+
+
+def test_a_later_phase_is_told_by_its_updates(make_trainer, monkeypatch):
+    """40 updates here at 1 s, then 100 env steps of two updates each."""
+    clock, progress = Clock(monkeypatch), Progress(ProgressConfig())
+    trainer = make_trainer({"progress": progress}, total_steps=150).start()
+    trainer.settings.eval_interval, trainer.settings.max_env_steps = 0, 100
+    trainer.settings.phases = {"pretrain": Phase(updates=50), "online": Phase(collect=1, updates_per_step=2.0)}
+    trainer.bus.emit("phase_start", trainer, "pretrain")
+    clock.learn(trainer, 10, seconds=1)
+    assert eta(progress, trainer) == "4m00s"
+
+
+def test_a_resumed_run_names_its_phase(make_trainer, caplog):
+    trainer = make_trainer({"progress": Progress(ProgressConfig(every=0.0))})
+    trainer.state.phase = "online"
+    with caplog.at_level(logging.INFO, "rlx"):
+        trainer.start()
+        trainer.advance(10)
+    assert caplog.records[0].getMessage().startswith("online: 10/100 steps")
