@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlx.errors import UserError, nearest
+from rlx.errors import RunFailed, UserError, nearest
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -69,6 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         log.error("%s", error)
         return 2
+    except RunFailed as error:
+        log.error("%s", error)
+        return 1
     except KeyboardInterrupt:
         log.error("Interrupted before training began; nothing was written.")
         return 130
@@ -133,9 +137,9 @@ def hydra_main(arguments: list[str]) -> int:
         folder = job.runtime.output_dir if job.mode is RunMode.MULTIRUN else None
         try:
             result = run(cfg, list(job.overrides.task), run_dir=folder)
-        except UserError as error:  # Hydra would print a traceback; the other jobs go on
+        except (UserError, RunFailed) as error:  # Hydra would print a traceback; the other jobs go on
             log.error("%s", error)
-            codes.append(2)
+            codes.append(2 if isinstance(error, UserError) else 1)
             return None
         codes.append(report(result))
         if codes[-1] in EXIT_CODES.values():
@@ -304,7 +308,12 @@ def list_choices(arguments: list[str]) -> int:
 
 
 def _path(arguments: list[str], usage: str) -> Path:
-    if not arguments or arguments[0].startswith("-") or "=" in arguments[0]:
+    """Take the first argument, which has to be a path. One with a "=" in it is told from KEY=VALUE, whose key has no
+    slash.
+    """
+    first = arguments[0] if arguments else "-"
+    key, equals, _ = first.partition("=")
+    if first.startswith("-") or (equals and "/" not in key and not os.path.lexists(first)):
         raise UserError(f"A path is missing; type: python -m rlx {usage}")
     return Path(arguments.pop(0))
 

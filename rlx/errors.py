@@ -1,4 +1,4 @@
-"""The one kind of error that is the user's to mend: a sentence, no traceback, exit code 2."""
+"""Errors that cost a sentence and no traceback: those that are the user's to mend, and what ends a run from outside."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """Bad configuration or input: says what was wrong, what was expected and what to type instead."""
+    """Bad configuration or input: says what was wrong, what was expected and what to type instead. Exit code 2."""
+
+
+class RunFailed(Exception):
+    """A run that cannot go on although nothing is wrong with its config: says why, and what is kept. Exit code 1."""
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:

@@ -13,7 +13,7 @@ import re
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -25,7 +25,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from rlx.callbacks.bus import Callback, CallbackBus
-from rlx.checkpoint import CheckpointStore, DamagedCheckpoint, find_checkpoint, read_folder
+from rlx.checkpoint import Checkpoint, CheckpointStore, DamagedCheckpoint, find_checkpoint, read_folder
 from rlx.config import (
     check_regime,
     check_seed,
@@ -45,14 +45,15 @@ from rlx.data.sources import finish, load_transition_dataset
 from rlx.envs import make_env, make_vector_env, spec_of
 from rlx.envs.factory import EnvConfig
 from rlx.errors import UserError
-from rlx.files import write_atomically
+from rlx.files import read_bounded, write_atomically
 from rlx.learner import Learner
 from rlx.nn import keep_freed_memory
 from rlx.paths import conf_dir
 from rlx.policy import Policy
 from rlx.rewards import RewardTransform
 from rlx.rng import seed_everything, seeded
-from rlx.trainers.trainer import INTERRUPTS, Trainer, evaluate_learner
+from rlx.run_folder import RunLock, note_resume, refuse_links, write_errors_explained
+from rlx.trainers.trainer import BUDGETS, INTERRUPTS, Trainer, evaluate_learner
 from rlx.types import Spec
 
 log = logging.getLogger("rlx")
@@ -86,22 +87,29 @@ def run(cfg: DictConfig, overrides: list[str], run_dir: str | Path | None = None
     """Train a composed config from the beginning."""
     check(cfg)
     folder = Path(run_dir or cfg.run_dir or default_run_dir(cfg))
-    if (folder / "config.yaml").exists():
+    refuse_second_run(folder)
+    refuse_links(folder)
+    threads = set_threads(cfg)
+    seed_everything(int(cfg.seed))
+    with closing(build(cfg, folder)) as trainer:  # closed last: an env that fails there loses nothing
+        trainer.bus.check(trainer)  # before the folder is written to
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"run_dir={folder} cannot be written to ({error.strerror}); choose another one.") from error
+        with RunLock(folder), write_errors_explained(folder, lambda: trainer.state.steps > 0):
+            refuse_second_run(folder)  # another process may have been quicker
+            write_atomically(folder / "overrides.yaml", OmegaConf.to_yaml(OmegaConf.create(list(overrides))).encode())
+            write_atomically(folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=False).encode())
+            log.info("Run folder: %s (%d threads)", folder, threads)
+            return _finish(trainer)
+
+
+def refuse_second_run(folder: Path) -> None:
+    if os.path.lexists(folder / "config.yaml"):
         raise UserError(
             f"{folder} already holds a run; resume it (`python -m rlx resume {folder}`) or choose another run_dir."
         )
-    threads = set_threads(cfg)
-    seed_everything(int(cfg.seed))
-    trainer = build(cfg, folder)
-    check_callbacks(trainer)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"run_dir={folder} cannot be written to ({error.strerror}); choose another one.") from error
-    write_atomically(folder / "overrides.yaml", OmegaConf.to_yaml(OmegaConf.create(list(overrides))).encode())
-    write_atomically(folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=False).encode())
-    log.info("Run folder: %s (%d threads)", folder, threads)
-    return _finish(trainer)
 
 
 def resume(run_dir: str | Path, *overrides: str, trust: tuple[str, ...] = ()) -> Result:
@@ -109,31 +117,121 @@ def resume(run_dir: str | Path, *overrides: str, trust: tuple[str, ...] = ()) ->
     folder = Path(run_dir)
     if not (folder / "config.yaml").is_file():
         raise UserError(f"{folder} is not a run folder (it has no config.yaml); give a folder that a run has written.")
-    text = (folder / "config.yaml").read_text()
+    refuse_links(folder)
+    with RunLock(folder):
+        return _resume(folder, overrides, trust)
+
+
+def _resume(folder: Path, overrides: tuple[str, ...], trust: tuple[str, ...]) -> Result:
+    text = read_config(folder)
     cfg = load_config(text, overrides, trust)
     check(cfg)
     refuse_change(OmegaConf.create(text), cfg)
     refuse_foreign_env(cfg, trust)
     store = CheckpointStore(folder / "checkpoints")
+    if not store.steps() and (store.folder / "last").is_symlink():
+        raise UserError(f"The checkpoints of {folder} are gone; restore one from a backup, or start a new run.")
     saved = store.latest() if store.steps() else None
-    threads = set_threads(cfg, saved.state["threads"] if saved else None)
+    threads = set_threads(cfg, saved.state.get("threads") if saved else None)
     seed_everything(int(cfg.seed))
-    trainer = build(cfg, folder)
-    if saved is None:
-        log.warning("%s was ended before its first checkpoint; it starts from the beginning.", folder)
-        trainer.resumed = True  # loggers begin their files anew
-        check_callbacks(trainer)
-        (folder / "summary.json").unlink(missing_ok=True)
-    else:
+    with closing(build(cfg, folder)) as trainer:
+        if saved is None:
+            log.warning("%s was ended before its first checkpoint; it starts from the beginning.", folder)
+            trainer.resumed = True  # loggers begin their files anew
+        else:
+            restore(trainer, saved)
+            summary = summary_of(trainer)
+            if summary is not None and trainer.finished():
+                log.info("%s", nothing_to_do(trainer))
+                return Result(summary, folder, trainer.learner)
+            tell_changes(folder, text, saved.config)
+        trainer.bus.check(trainer)
+        before = trainer.state.steps
+        with write_errors_explained(folder, lambda: trainer.state.steps > before):
+            (folder / "summary.json").unlink(missing_ok=True)  # whoever has one has ended
+            if saved is not None:
+                store.forget_after(saved)
+                if not trainer.state.exact:
+                    log.warning("The environment did not replay to where it was: the run goes on, but only "
+                                "approximately.")  # fmt: skip
+            note_resume(folder, list(overrides), trainer.state.env_steps, trainer.state.updates)
+            write_atomically(folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=False).encode())
+            log.info("Resuming %s at %d env steps, %d updates (%d threads)",
+                     folder, trainer.state.env_steps, trainer.state.updates, threads)  # fmt: skip
+            return _finish(trainer)
+
+
+def read_config(folder: Path) -> str:
+    """The text of a run's config.yaml."""
+    path = folder / "config.yaml"
+    try:
+        return read_bounded(path, follow=False).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"{path}, the saved config, cannot be read ({error}); replace it with checkpoints/last/config.yaml."
+        ) from error
+
+
+def restore(trainer: Trainer, saved: Checkpoint) -> None:
+    """Put a run back to where its checkpoint was; UserError if the checkpoint holds what no run has written."""
+    try:
         trainer.restore(saved)
-        check_callbacks(trainer)
-        store.forget_after(saved)
-        if not trainer.state.exact:
-            log.warning("The environment did not replay to where it was: the run goes on, but only approximately.")
-    write_atomically(folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=False).encode())
-    log.info("Resuming %s at %d env steps, %d updates (%d threads)",
-             folder, trainer.state.env_steps, trainer.state.updates, threads)  # fmt: skip
-    return _finish(trainer)
+    except (DamagedCheckpoint, LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise UserError(
+            f"{saved.path} does not hold the state of this run ({type(error).__name__}: {error}); move it away to go "
+            "on from the checkpoint before it."
+        ) from error
+
+
+def summary_of(trainer: Trainer) -> dict[str, Any] | None:
+    """The summary in the run folder, if it is of the checkpoint that was restored and nobody interrupted the run."""
+    try:
+        summary = json.loads(read_bounded(trainer.run_dir / "summary.json", follow=False))
+        counters = [summary[key] for key in ("env_steps", "updates")]
+        numbers = [summary[key] for key in ("wall_time_s", "eval_return_mean", "best_eval_return_mean")]
+        names = [summary[key] for key in ("algo", "env", "stop_reason")]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None
+    state = trainer.state
+    ours = counters == [state.env_steps, state.updates] and names[-1] not in INTERRUPTS.values()
+    whole = all(x is None or isinstance(x, float | int) for x in numbers) and all(isinstance(x, str) for x in names)
+    return summary if ours and whole and {"seed", "exact"} <= summary.keys() else None
+
+
+def nothing_to_do(trainer: Trainer) -> str:
+    state, reason = trainer.state, trainer.state.stop_reason
+    online = state.env_steps > 0
+    made = f"{state.env_steps} env steps" if online else f"{state.updates} updates"
+    if reason and reason not in BUDGETS:
+        return (
+            f"{trainer.run_dir} was ended by {reason} at {made}; nothing to do. Change that rule, or take it away, to "
+            "go on."
+        )
+    key, larger = ("max_env_steps", 2 * state.env_steps) if online else ("max_updates", 2 * state.updates)
+    return f"{trainer.run_dir} has finished ({made}); nothing to do. Give a larger budget, e.g. trainer.{key}={larger}."
+
+
+def tell_changes(folder: Path, text: str, saved: str) -> None:
+    """Warn where config.yaml is not the config of the checkpoint: it was edited, damaged, or changed by a resume."""
+    if text == saved:
+        return
+    ours, theirs = (_flat(OmegaConf.to_container(OmegaConf.create(t), resolve=False)) for t in (text, saved))
+    changed = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
+    if changed:
+        told = ", ".join(f"{key} was {theirs.get(key)} and is {ours.get(key)}" for key in changed[:5])
+        more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
+        log.warning("%s differs from the config of the checkpoint (%s%s); the run goes on with it.",
+                    folder / "config.yaml", told, more)  # fmt: skip
+
+
+def _flat(node: Any, prefix: str = "") -> dict[str, Any]:
+    """The leaves of a config by their dotted keys; whom a file trusts does not count."""
+    if not isinstance(node, dict) or not node:
+        return {prefix: node}
+    found: dict[str, Any] = {}
+    for key, child in node.items():
+        found |= _flat(child, f"{prefix}.{key}" if prefix else str(key))
+    return {key: value for key, value in found.items() if key != "trust"}
 
 
 def refuse_change(saved: Any, cfg: DictConfig) -> None:
@@ -193,15 +291,6 @@ def build(cfg: DictConfig, folder: Path) -> Trainer:
         trust=cfg.trust,
     )
     return trainer
-
-
-def check_callbacks(trainer: Trainer) -> None:
-    """Have callbacks refuse what they cannot do before the run folder is written to."""
-    try:
-        trainer.bus.check(trainer)
-    except UserError:
-        trainer.close()
-        raise
 
 
 def load_prior(
@@ -291,13 +380,10 @@ def make_bus(cfg: DictConfig) -> CallbackBus:
 
 
 def _finish(trainer: Trainer) -> Result:
-    try:
-        with interruptible(trainer):
-            trainer.run()
-        summary = summarise(trainer)
-        write_atomically(trainer.run_dir / "summary.json", json.dumps(summary, indent=2).encode())
-    finally:
-        trainer.close()  # last: an env that fails here loses nothing
+    with interruptible(trainer):
+        trainer.run()
+    summary = summarise(trainer)
+    write_atomically(trainer.run_dir / "summary.json", json.dumps(summary, indent=2).encode())
     return Result(summary, trainer.run_dir, trainer.learner)
 
 

@@ -26,7 +26,7 @@ from gymnasium.envs.registration import register, registry
 from helpers import REGIMES, final, resumed, rows, same_run, same_tensors, signalled, snapshots, tiny
 
 import rlx
-from rlx.checkpoint import read_folder, write_folder
+from rlx.checkpoint import read_folder, seal, write_folder
 from rlx.cli import main
 from rlx.data.replay import Replay
 from rlx.data.sources import roll_out_random
@@ -319,7 +319,7 @@ def test_a_checkpoint_of_another_format_is_refused(tmp_path: Path, damageable: t
     run = tmp_path / "run"
     shutil.copytree(damageable[0], run, symlinks=True)
     for manifest in (run / "checkpoints").glob("step_*/manifest.json"):
-        manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 99'))
+        manifest.write_bytes(seal({**json.loads(manifest.read_bytes()), "format": 99}))
     before = (run / "metrics.jsonl").read_bytes()
     with pytest.raises(UserError, match="format 99"):
         resumed(run)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlx.callbacks.bus import Callback
+from rlx.errors import UserError
+from rlx.run_folder import NAMES, refuse_link
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -29,8 +32,16 @@ class Tensorboard(Callback):
     critical = False
 
     def __init__(self, cfg: TensorboardConfig):
+        if not cfg.folder or Path(cfg.folder).name != cfg.folder or cfg.folder in NAMES:
+            raise UserError(
+                f"logger.tensorboard.folder={cfg.folder} is not the name of a folder in the run folder; give one such "
+                "as tensorboard."
+            )
         self.cfg = cfg
         self._writer: SummaryWriter | None = None
+
+    def check(self, trainer: Trainer) -> None:
+        refuse_link(trainer.run_dir / self.cfg.folder)
 
     def on_run_start(self, trainer: Trainer) -> None:
         from torch.utils.tensorboard import SummaryWriter
