@@ -174,6 +174,10 @@ def _check_segments(segments: list[dict[str, Any]]) -> None:
         at = end
 
 
+def _step_name(steps: int) -> str:
+    return f"step_{steps:012d}"
+
+
 def _segment_name(start: int, end: int) -> str:
     return f"{start:012d}-{end:012d}.safetensors"
 
@@ -294,6 +298,8 @@ def _check_state(state: dict[str, Any], segments: list[dict[str, Any]]) -> None:
         raise ValueError("the learner's counters are not counters")
     if type(threads) is not int or not 1 <= threads < 2**16:
         raise ValueError("the number of threads is none")
+    if type((state.get("trainer") or {}).get("steps", 0)) is not int:
+        raise ValueError("the number of steps is none")
     total = (state.get("replay") or {}).get("total")
     if total is not None and total != (segments[-1]["end"] if segments else 0):
         raise ValueError(f"the replay has {total} rows, and the segments end elsewhere")
@@ -314,7 +320,7 @@ class CheckpointStore:
         self.folder.mkdir(parents=True, exist_ok=True)
         if replay is not None:
             self._segments = checkpoint.segments = self._save_replay(replay)
-        path = self.folder / f"step_{steps:012d}"
+        path = self.folder / _step_name(steps)
         write_folder(checkpoint, path)
         self._point("last", path)
         for old in self.steps()[self.keep :]:
@@ -374,6 +380,9 @@ class CheckpointStore:
                 if path.is_symlink():
                     raise DamagedCheckpoint("it is a link")
                 found = read_folder(path)
+                steps = (found.state.get("trainer") or {}).get("steps")
+                if steps is not None and path.name != _step_name(steps):
+                    raise DamagedCheckpoint(f"it is the checkpoint of step {steps!r:.20}")
                 for segment, data in self._read_segments(found):
                     _check_rows(segment, data)
             except DamagedCheckpoint as error:
