@@ -142,12 +142,22 @@ def in_hydras_words(overrides: Sequence[str]) -> list[str]:
     have no say.
     """
     groups = {f"{group}=null": f"~{group}" for group in (*GROUPS, "experiment", "algo_env")}
-    overrides = [groups.get(override, override) for override in overrides]
+    overrides = [groups.get(override, quoted_run_dir(override)) for override in overrides]
     given = {key.lstrip("+~"): value for key, _, value in (o.partition("=") for o in overrides)}
     if given.keys() & {"env", "experiment"} or given.get("env.id", DEFAULT_ENV) == DEFAULT_ENV:
         return overrides
     other = {"algo_env": "~algo_env", "env.dataset_id": "env.dataset_id=null"}
     return [*overrides, *(override for key, override in other.items() if key not in given)]
+
+
+def quoted_run_dir(override: str) -> str:
+    """`run_dir=a,b=[c]` with quotes, so that Hydra takes any name of a folder as it is; other overrides unchanged."""
+    key, _, value = override.partition("=")
+    if key != "run_dir" or value in ("", "null") or value[0] in "'\"":
+        return override
+    value = re.sub(r"(\\*)'", r"\1\1\'", value)  # a backslash means itself, except before a quote
+    value = re.sub(r"(\\+)$", r"\1\1", value)
+    return f"run_dir='{value}'"
 
 
 def trusted(target: str, trust: Sequence[str]) -> bool:

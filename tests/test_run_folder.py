@@ -23,6 +23,7 @@ from helpers import final, resumed, same_run, same_tensors, snapshots, tiny
 import rlx
 from rlx.checkpoint import CheckpointStore
 from rlx.cli import main
+from rlx.config import compose_config
 from rlx.errors import RunFailed, UserError
 from rlx.run_folder import RunLock
 
@@ -391,16 +392,24 @@ def test_a_folder_may_have_any_name(name: str, tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_a_folder_with_any_name_on_the_command_line(name: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """It is trained into, or a sentence says what is wrong; never somewhere else."""
-    code = main([*tiny("off_policy", "trainer.max_env_steps=20"), f"run_dir={tmp_path / name}"])
-    err = capsys.readouterr().err
-    if code == 0:
-        assert (tmp_path / name / "summary.json").exists()
-    else:
-        assert code == 2
-        assert len(err.splitlines()) == 1, err
-        assert not list(tmp_path.iterdir())
+def test_a_folder_with_any_name_on_the_command_line(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / name
+    overrides = tiny("off_policy", "trainer.max_env_steps=20")
+    assert main([*overrides, f"run_dir={folder}"]) == 0
+    assert [p.name for p in tmp_path.iterdir()] == [name]
+    assert yaml.safe_load((folder / "overrides.yaml").read_text()) == [*overrides, f"run_dir={folder}"]
+    assert main(["evaluate", str(folder), "episodes=1"]) == 0
+
+
+@pytest.mark.parametrize(("typed", "folder"), [
+    ("'quoted, already'", "quoted, already"), ("${oc.env:RLX_TEST_FOLDER}", "of the environment"),
+    ("back\\", "back\\"), ("\\'", "\\'"),
+])  # fmt: skip
+def test_quotes_and_interpolations_still_mean_something(
+    typed: str, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLX_TEST_FOLDER", "of the environment")
+    assert compose_config([f"run_dir={typed}"]).run_dir == folder
 
 
 def test_a_value_is_not_taken_for_a_path(capsys: pytest.CaptureFixture) -> None:
