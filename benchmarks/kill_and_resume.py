@@ -60,9 +60,14 @@ ALGOS = {
 }
 
 
+SMALLER = {  # networks that algo.hidden does not reach, and many updates per step
+    "crossq": ("algo.critic_hidden=[32,32]",), "redq": ("trainer.gradient_updates_per_step=2",),
+}  # fmt: skip
+
+
 def overrides_of(algo: str) -> list[str]:
     regime, env = ALGOS[algo]
-    return [f"algo={algo}", env, f"trainer={regime}", *COMMON, *REGIMES[regime]]
+    return [f"algo={algo}", env, f"trainer={regime}", *COMMON, *REGIMES[regime], *SMALLER.get(algo, ())]
 
 
 # -- processes -------------------------------------------------------------------------------------------------------
