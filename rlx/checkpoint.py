@@ -2,7 +2,8 @@
 
 A checkpoint is a folder:
 
-    manifest.json         format version; name, size and sha256 of every file; the replay segments; written last
+    manifest.json         format version; name, size and sha256 of every file; the replay segments; a sha256 of all
+                          this; written last
     config.yaml           the composed config, interpolations unresolved
     state.json            counters, random states, callback states, the Spec, versions
     <group>.safetensors   tensors: learner, rng, journal, rollout
@@ -10,7 +11,8 @@ A checkpoint is a folder:
 The replay is written incrementally: `replay/<start>-<end>.safetensors` holds rows of the stream since the checkpoint
 before, and manifests refer to segments by name and hash. Everything is written beside its place, fsynced and renamed,
 so a reader sees the old state or the new one. `last` and `best` are links that are swapped the same way. What is read
-back is data: nothing in it is imported, unpickled or instantiated by its own say-so.
+back is data: nothing in it is imported, unpickled or instantiated by its own say-so. It is read from regular files
+only, of the size that the manifest says, and whatever is wrong with it is a `DamagedCheckpoint`.
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import os
-import shutil
+import re
+import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -29,18 +33,36 @@ from typing import Any
 import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
+from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as dump_tensors
 from torch import Tensor
 
 from rlx.data.replay import Layout, Replay
 from rlx.errors import UserError
-from rlx.files import fsync_folder, write_atomically
+from rlx.files import fsync_folder, open_regular, read_bounded, remove, write_atomically
+from rlx.memory import available_memory
+from rlx.run_folder import refuse_link, refuse_stray
 from rlx.types import Goal, Spec
 
 log = logging.getLogger("rlx")
 
-FORMAT = 1
+FORMAT = 2  # 1 had no sha256 of the manifest itself; later formats keep `seal`, which tells damage from a new format
+MOST_FILES = 64  # of a checkpoint; there are about six
+
+# What we write, and hence what we read and may delete. Other names in these folders are somebody else's.
+STEP, BEST = re.compile(r"step_[0-9]{12,20}"), re.compile(r"best_[0-9]{12,20}")
+FILE = re.compile(r"config\.yaml|state\.json|[a-z_]{1,64}\.safetensors")
+SEGMENT = re.compile(r"([0-9]{12,20})-([0-9]{12,20})\.safetensors")
+UNFINISHED = re.compile(rf"\.(last|best|{STEP.pattern}|{BEST.pattern}|{SEGMENT.pattern})\.writing")
+
+# bytes of an element, by the names that safetensors has for the types of torch
+SIZES = {"BOOL": 1, "U8": 1, "I8": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2, "U32": 4, "I32": 4, "F32": 4, "U64": 8,
+         "I64": 8, "F64": 8, "C64": 8}  # fmt: skip
+
+# what reading something malformed can lead to
+MALFORMED = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError, AssertionError,
+             MemoryError, SafetensorError)  # fmt: skip
 
 
 class DamagedCheckpoint(Exception):
@@ -76,7 +98,19 @@ def _dump(tensors: dict[str, Tensor]) -> bytes:
 def write_folder(checkpoint: Checkpoint, path: Path) -> None:
     """Write a checkpoint folder; it exists completely or not at all."""
     beside = path.with_name(f".{path.name}.writing")
-    shutil.rmtree(beside, ignore_errors=True)
+    remove(beside)
+    try:
+        _write_files(checkpoint, beside)
+    except OSError:
+        with suppress(OSError):
+            remove(beside)  # half a checkpoint takes room where there may be none
+        raise
+    remove(path)
+    os.replace(beside, path)
+    fsync_folder(path.parent)
+
+
+def _write_files(checkpoint: Checkpoint, beside: Path) -> None:
     beside.mkdir(parents=True)
     state = {**checkpoint.state, "spec": checkpoint.spec._asdict()}
     files = {"config.yaml": checkpoint.config.encode(), "state.json": json.dumps(state).encode()}
@@ -85,40 +119,190 @@ def write_folder(checkpoint: Checkpoint, path: Path) -> None:
     manifest["segments"] = checkpoint.segments
     for name, data in files.items():
         write_atomically(beside / name, data)
-    write_atomically(beside / "manifest.json", json.dumps(manifest, indent=1).encode())
-    shutil.rmtree(path, ignore_errors=True)
-    os.replace(beside, path)
-    fsync_folder(path.parent)
+    write_atomically(beside / "manifest.json", seal(manifest))
+
+
+def seal(manifest: dict[str, Any]) -> bytes:
+    """A manifest as it is written: the sha256 of all the rest is part of it."""
+    rest = {key: value for key, value in manifest.items() if key != "sha256"}
+    return json.dumps({**rest, "sha256": _entry(json.dumps(rest).encode())["sha256"]}, indent=1).encode()
+
+
+# -- reading: nothing is believed before it is checked ---------------------------------------------------------------
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint folder, or DamagedCheckpoint; UserError if another version of rlx wrote it."""
+    try:
+        data = read_bounded(path / "manifest.json", follow=False)
+        manifest = json.loads(data)
+        form = manifest.get("format")
+        if "sha256" in manifest and seal(manifest) != data:
+            raise DamagedCheckpoint(f"manifest.json is not what was written (format {form!r:.20})")
+        if form not in range(1, FORMAT + 1):
+            raise UserError(f"{path} has checkpoint format {form!r:.20}; this rlx reads formats 1 to {FORMAT}.")
+        if form != 1 and "sha256" not in manifest:
+            raise DamagedCheckpoint("manifest.json lacks its sha256")
+        _check_names(manifest["files"])
+        _check_segments(manifest["segments"])
+    except MALFORMED as error:
+        raise DamagedCheckpoint(f"manifest.json cannot be read ({_told(error)})") from error
+    return manifest
+
+
+def _check_names(files: dict[str, Any]) -> None:
+    if not {"config.yaml", "state.json", "learner.safetensors"} <= files.keys() or len(files) > MOST_FILES:
+        raise DamagedCheckpoint("manifest.json does not list the files of a checkpoint")
+    for name, entry in files.items():
+        _check_entry(name, entry, FILE)
+
+
+def _check_entry(name: str, entry: dict[str, Any], pattern: re.Pattern[str]) -> None:
+    size, digest = entry["size"], entry["sha256"]
+    if not pattern.fullmatch(name) or type(size) is not int or size < 0 or not re.fullmatch("[0-9a-f]{64}", digest):
+        raise DamagedCheckpoint(f"manifest.json describes {name!r:.80}, which rlx does not write")
+
+
+def _check_segments(segments: list[dict[str, Any]]) -> None:
+    """Each has its rows in its name, and begins where the one before ends."""
+    at = None
+    for segment in segments:
+        name, start, end = segment["name"], segment["start"], segment["end"]
+        _check_entry(name, segment, SEGMENT)
+        if name != _segment_name(start, end) or start >= end or at not in (None, start):
+            raise DamagedCheckpoint(f"the replay segment {name} does not fit the others")
+        at = end
+
+
+def _step_name(steps: int) -> str:
+    return f"step_{steps:012d}"
+
+
+def _segment_name(start: int, end: int) -> str:
+    return f"{start:012d}-{end:012d}.safetensors"
 
 
 def _verified(path: Path, entry: dict[str, Any]) -> bytes:
+    """The bytes of a regular file, of which the size is compared before it is read and the hash afterwards."""
     try:
-        data = path.read_bytes()
+        with open(open_regular(path, follow=False), "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != entry["size"]:
+                raise DamagedCheckpoint(f"{path.name} has {size:,} bytes, and was written with {entry['size']:,}")
+            data = file.read(size)
     except OSError as error:
-        raise DamagedCheckpoint(f"{path.name} cannot be read ({error})") from error
+        raise DamagedCheckpoint(f"{path.name} cannot be read ({_told(error)})") from error
     if _entry(data) != {"sha256": entry["sha256"], "size": entry["size"]}:
         raise DamagedCheckpoint(f"{path.name} is not what was written")
     return data
 
 
+def _told(error: BaseException) -> str:
+    """An error in a line."""
+    text = (error.strerror or str(error)) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+    return " ".join(text.split())[:200]
+
+
+def _check_room(path: Path, sizes: dict[str, int]) -> None:
+    """Compare sizes before anything is read: with what is on disk, and with the memory that there is."""
+    for name, size in sizes.items():
+        try:
+            info = os.lstat(path / name)
+        except OSError as error:
+            raise DamagedCheckpoint(f"{name} cannot be read ({_told(error)})") from error
+        if not stat.S_ISREG(info.st_mode) or info.st_size != size:
+            raise DamagedCheckpoint(f"{name} is not a file of the size that was written")
+    need, free = 2 * sum(sizes.values()), available_memory()  # as bytes, and as tensors
+    if free is not None and need > free:
+        raise UserError(f"{path} takes {need / 2**30:.1f} GiB to read and {free / 2**30:.1f} GiB are free.")
+
+
+def _shapes(data: bytes) -> dict[str, tuple[int, ...]]:
+    """The shapes of the tensors in a safetensors file by name; ValueError and the like if it is not well-formed."""
+    size = int.from_bytes(data[:8], "little")
+    begin = 8 + size
+    if len(data) < begin:
+        raise ValueError("the header is longer than the file")
+    header = json.loads(data[8:begin], object_pairs_hook=_without_twins)
+    header.pop("__metadata__", None)
+    found, spans = {}, []
+    for name, info in header.items():
+        shape, (first, last) = info["shape"], info["data_offsets"]
+        if len(shape) > 16 or any(type(n) is not int or not 0 <= n < 2**40 for n in (*shape, first, last)):
+            raise ValueError(f"{name!r:.80} has no possible shape")
+        if math.prod(shape) * SIZES[info["dtype"]] != last - first or math.prod(max(n, 1) for n in shape) >= 2**48:
+            raise ValueError(f"{name!r:.80} is not as large as its shape")
+        found[name] = tuple(shape)
+        spans.append((first, last))
+    at = 0
+    for first, last in sorted(spans):
+        if first != at:
+            raise ValueError("tensors overlap, or leave gaps")
+        at = last
+    if begin + at != len(data):
+        raise ValueError("the tensors do not fill the file")
+    return found
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name occurs twice")
+    return found
+
+
+def _load(data: bytes) -> dict[str, Tensor]:
+    _shapes(data)
+    return load_tensors(data)
+
+
 def read_folder(path: Path) -> Checkpoint:
-    """Read and verify a checkpoint folder; DamagedCheckpoint if anything is missing or changed."""
+    """Read and verify a checkpoint folder; DamagedCheckpoint if anything is missing, changed or malformed."""
+    manifest = _read_manifest(path)
+    entries = manifest["files"]
+    _check_room(path, {name: entry["size"] for name, entry in entries.items()})
+    files = {name: _verified(path / name, entry) for name, entry in entries.items()}
+    at = "state.json"
     try:
-        manifest = json.loads((path / "manifest.json").read_text())
-        if manifest["format"] != FORMAT:
-            raise UserError(f"{path} has checkpoint format {manifest['format']}; this rlx reads format {FORMAT}.")
-        files = {name: _verified(path / Path(name).name, entry) for name, entry in manifest["files"].items()}
-        state = json.loads(files["state.json"])
-        raw = state.pop("spec")
-        goal = raw.pop("goal")
-        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()}
-        spec = Spec(**values)
-        spec = spec._replace(goal=Goal(goal[0], tuple(goal[1]), tuple(goal[2])) if goal else None)
-        tensors = {Path(n).stem: load_tensors(data) for n, data in files.items() if n.endswith(".safetensors")}
-        segments = manifest["segments"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DamagedCheckpoint(f"{path.name}: {error}") from error
-    return Checkpoint(files["config.yaml"].decode(), spec, state, tensors, segments, path)
+        state = json.loads(files[at])
+        spec = _spec(state.pop("spec"))
+        _check_state(state, manifest["segments"])
+        tensors = {}
+        for at in (name for name in files if name.endswith(".safetensors")):
+            tensors[Path(at).stem] = _load(files[at])
+        at = "config.yaml"
+        config = files[at].decode()
+    except MALFORMED as error:
+        raise DamagedCheckpoint(f"{at} holds what rlx does not write ({_told(error)})") from error
+    return Checkpoint(config, spec, state, tensors, manifest["segments"], path)
+
+
+def _spec(raw: dict[str, Any]) -> Spec:
+    goal = raw.pop("goal")
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()}
+    spec = Spec(**values)
+    sizes = (*spec.obs_shape, *spec.action_shape, *spec.action_sizes)
+    if any(type(n) is not int or n < 0 for n in sizes) or max(spec.obs_dim, sum(spec.action_sizes)) >= 2**31:
+        raise ValueError("the Spec has no possible shapes")
+    if spec.action_kind not in ("box", "discrete", "multi_discrete") or np.dtype(spec.obs_dtype).hasobject:
+        raise ValueError("the Spec is of no env")
+    if not all(isinstance(x, float | int) for x in (*spec.action_low, *spec.action_high)):
+        raise ValueError("the Spec has no possible bounds")
+    return spec._replace(goal=Goal(goal[0], tuple(goal[1]), tuple(goal[2])) if goal else None)
+
+
+def _check_state(state: dict[str, Any], segments: list[dict[str, Any]]) -> None:
+    """What is used before a run is built, and what has to agree with the segments."""
+    counters, threads = state["learner"], state.get("threads", 1)
+    if "updates" not in counters or any(type(n) is not int for n in counters.values()):
+        raise ValueError("the learner's counters are not counters")
+    if type(threads) is not int or not 1 <= threads < 2**16:
+        raise ValueError("the number of threads is none")
+    if type((state.get("trainer") or {}).get("steps", 0)) is not int:
+        raise ValueError("the number of steps is none")
+    total = (state.get("replay") or {}).get("total")
+    if total is not None and total != (segments[-1]["end"] if segments else 0):
+        raise ValueError(f"the replay has {total} rows, and the segments end elsewhere")
 
 
 class CheckpointStore:
@@ -136,11 +320,11 @@ class CheckpointStore:
         self.folder.mkdir(parents=True, exist_ok=True)
         if replay is not None:
             self._segments = checkpoint.segments = self._save_replay(replay)
-        path = self.folder / f"step_{steps:012d}"
+        path = self.folder / _step_name(steps)
         write_folder(checkpoint, path)
         self._point("last", path)
         for old in self.steps()[self.keep :]:
-            shutil.rmtree(old)
+            remove(old)
         self._drop_unused_segments()
         return path
 
@@ -150,9 +334,9 @@ class CheckpointStore:
         path = self.folder / f"best_{steps:012d}"
         write_folder(checkpoint, path)
         self._point("best", path)
-        for old in self.folder.glob("best_*"):
-            if old != path:
-                shutil.rmtree(old)
+        for old in _matching(self.folder, BEST):
+            if old.name != path.name:
+                remove(old)
         return path
 
     def _point(self, name: str, path: Path) -> None:
@@ -170,7 +354,7 @@ class CheckpointStore:
         segments = [s for s in self._segments if s["end"] > oldest]
         if start < replay.total:
             (self.folder / "replay").mkdir(exist_ok=True)
-            name = f"{start:012d}-{replay.total:012d}.safetensors"
+            name = _segment_name(start, replay.total)
             data = _dump(replay.segment(start, replay.total))
             write_atomically(self.folder / "replay" / name, data)
             segments.append({"name": name, "start": start, "end": replay.total, **_entry(data)})
@@ -178,42 +362,56 @@ class CheckpointStore:
 
     def _drop_unused_segments(self) -> None:
         needed = {s["name"] for path in self.steps() for s in _segments_of(path)}
-        for path in (self.folder / "replay").glob("*"):
+        for path in _matching(self.folder / "replay", SEGMENT):
             if path.name not in needed:
-                path.unlink()
+                remove(path)
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def steps(self) -> list[Path]:
         """Full checkpoints, newest first."""
-        return sorted(self.folder.glob("step_*"), reverse=True)
+        return sorted(_matching(self.folder, STEP), reverse=True)
 
     def latest(self) -> Checkpoint:
         """The newest checkpoint that is whole, replay included; damaged ones are passed over with a warning."""
+        reasons = []
         for path in self.steps():
             try:
+                if path.is_symlink():
+                    raise DamagedCheckpoint("it is a link")
                 found = read_folder(path)
-                for _ in self._read_segments(found):
-                    pass
+                steps = (found.state.get("trainer") or {}).get("steps")
+                if steps is not None and path.name != _step_name(steps):
+                    raise DamagedCheckpoint(f"it is the checkpoint of step {steps!r:.20}")
+                for segment, data in self._read_segments(found):
+                    _check_rows(segment, data)
             except DamagedCheckpoint as error:
                 log.warning("Checkpoint %s is damaged and passed over: %s.", path.name, error)
+                reasons.append(f"{path.name}: {error}")
                 continue
             return found
-        if not self.steps():
+        if not reasons:
             raise UserError(f"{self.folder} holds no checkpoint; give a run that has saved one.")
         raise UserError(
-            f"{self.folder}: none of the checkpoints is whole; restore one from a backup, or start again elsewhere."
+            f"{self.folder}: none of the checkpoints is whole ({'; '.join(reasons)}); restore one from a backup, or "
+            "start again elsewhere."
         )
 
     def _read_segments(self, checkpoint: Checkpoint) -> Iterator[tuple[dict[str, Any], bytes]]:
+        refuse_link(self.folder / "replay")
         for segment in checkpoint.segments:
-            yield segment, _verified(self.folder / "replay" / Path(segment["name"]).name, segment)
+            _check_room(self.folder / "replay", {segment["name"]: segment["size"]})
+            yield segment, _verified(self.folder / "replay" / segment["name"], segment)
 
     def load_replay(self, checkpoint: Checkpoint, replay: Replay) -> None:
         """Put the rows back; later checkpoints add to the segments of this one."""
         self._segments = list(checkpoint.segments)
+        if self._segments:
+            start, end = self._segments[0]["start"], self._segments[-1]["end"]
+            if start > max(0, end - replay.capacity):
+                raise DamagedCheckpoint(f"the replay segments begin at row {start}, and earlier rows are needed")
         for segment, data in self._read_segments(checkpoint):
-            tensors = load_tensors(data)
+            tensors = _load(data)
             beyond = max(0, segment["end"] - segment["start"] - replay.capacity)  # overwritten since
             replay.load_segment(segment["start"] + beyond, {k: v[beyond:] for k, v in tensors.items()})
 
@@ -225,28 +423,46 @@ class CheckpointStore:
         """Remove what a run that died later left behind: newer checkpoints that were damaged, unfinished writes."""
         for path in self.steps():
             if checkpoint.path is not None and path.name > checkpoint.path.name:
-                shutil.rmtree(path)
-        for path in self.folder.glob(".*.writing"):
-            path.unlink() if path.is_symlink() or path.is_file() else shutil.rmtree(path)
-        for path in (self.folder / "replay").glob(".*.writing"):
-            path.unlink()
+                remove(path)
+        for folder in (self.folder, self.folder / "replay"):
+            for path in _matching(folder, UNFINISHED):
+                remove(path)
         self._drop_unused_segments()
+
+
+def _matching(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
+    return [path for path in folder.glob("*") if pattern.fullmatch(path.name)]
+
+
+def _check_rows(segment: dict[str, Any], data: bytes) -> None:
+    """DamagedCheckpoint unless the tensors of a segment have as many rows as it says."""
+    try:
+        shapes = _shapes(data)
+        lengths = {shape[0] for shape in shapes.values()}
+    except MALFORMED as error:
+        raise DamagedCheckpoint(f"{segment['name']} holds what rlx does not write ({_told(error)})") from error
+    if "rows" not in shapes or lengths != {segment["end"] - segment["start"]}:
+        raise DamagedCheckpoint(f"{segment['name']} does not hold the rows that it should")
 
 
 def _segments_of(path: Path) -> list[dict[str, Any]]:
     try:
-        return json.loads((path / "manifest.json").read_text())["segments"]
-    except (OSError, ValueError, KeyError, TypeError):
+        return _read_manifest(path)["segments"]
+    except (DamagedCheckpoint, UserError):
         return []
 
 
 def find_checkpoint(path: Path) -> Path:
     """The checkpoint meant by a run folder (its best, else its last) or by a checkpoint folder."""
+    if path.name in ("best", "last"):
+        refuse_stray(path)
     if (path / "manifest.json").is_file():
         return path.resolve()
     for name in ("best", "last"):
         candidate = path / "checkpoints" / name
         if (candidate / "manifest.json").is_file():
+            refuse_link(candidate.parent)
+            refuse_stray(candidate)
             return candidate.resolve()
     raise UserError(
         f"{path} is neither a run folder with checkpoints nor a checkpoint; "
@@ -259,14 +475,22 @@ def read_replay(run_dir: Path) -> tuple[dict[str, np.ndarray], str]:
 
     Actions and rewards are as the learner of that run saw them: scaled and transformed.
     """
+    refuse_link(run_dir / "checkpoints")
     store = CheckpointStore(run_dir / "checkpoints")
     saved = store.latest()
     if not saved.segments:
         raise UserError(f"{run_dir} kept no replay (it was not an off-policy run); give the folder of one that did.")
+    try:
+        return _arrays(store, saved), saved.spec.env_id
+    except (DamagedCheckpoint, *MALFORMED) as error:
+        raise UserError(f"The replay of {saved.path} cannot be read ({_told(error)}); give another run.") from error
+
+
+def _arrays(store: CheckpointStore, saved: Checkpoint) -> dict[str, np.ndarray]:
     num_envs = len(saved.state["journal"]["episodes"])
     total = saved.state["replay"]["total"]
     oldest = saved.segments[0]["start"]
-    parts = [load_tensors(data) for _, data in store._read_segments(saved)]
+    parts = [_load(data) for _, data in store._read_segments(saved)]
     rows = torch.cat([part["rows"] for part in parts])
     order = np.argsort(np.arange(oldest, total) % num_envs, kind="stable")
     outside = "obs" in parts[0]
@@ -283,5 +507,4 @@ def read_replay(run_dir: Path) -> tuple[dict[str, np.ndarray], str]:
     for last in np.cumsum(lanes) - 1:  # an episode that was still going on is cut
         truncated[last] = 1.0 - batch.terminated[last]
     found = {name: getattr(batch, name) for name in ("obs", "action", "reward", "next_obs", "terminated")}
-    arrays = {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in {**found, "truncated": truncated}.items()}
-    return arrays, saved.spec.env_id
+    return {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in {**found, "truncated": truncated}.items()}

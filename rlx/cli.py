@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from rlx.errors import Interrupted, RunFailed, UserError, nearest
-from rlx.reporting import closing, counted, set_up_logging, table
+from rlx.reporting import closing_lines, counted, set_up_logging, table
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -293,13 +293,9 @@ def sweep(overrides: list[str]) -> int:
         job = HydraConfig.get()
         try:
             result = run(cfg, list(job.overrides.task), run_dir=job.runtime.output_dir)
-        except UserError as error:  # Hydra would print a traceback; the other jobs go on
+        except (UserError, RunFailed) as error:  # Hydra would print a traceback; the other jobs go on
             log.error("%s", error)
-            codes.append(2)
-            return None
-        except RunFailed as error:
-            log.error("%s", error)
-            codes.append(1)
+            codes.append(2 if isinstance(error, UserError) else 1)
             return None
         codes.append(report(result))
         if codes[-1] in EXIT_CODES.values():
@@ -342,7 +338,7 @@ def check_sweep(overrides: list[str]) -> None:
 
 def report(result: Result) -> int:
     """The closing table; the exit code."""
-    log.info("%s", closing(result.summary, result.run_dir, result.trust, result.objects))
+    log.info("%s", closing_lines(result.summary, result.run_dir, result.trust, result.objects))
     return EXIT_CODES.get(result.summary["stop_reason"], 0)
 
 
@@ -484,7 +480,12 @@ VERBS = {
 
 
 def _path(arguments: list[str], usage: str) -> Path:
-    if not arguments or arguments[0].startswith("-") or "=" in arguments[0]:
+    """Take the first argument, which has to be a path. One with a "=" in it is told from KEY=VALUE, whose key has no
+    slash.
+    """
+    first = arguments[0] if arguments else "-"
+    key, equals, _ = first.partition("=")
+    if first.startswith("-") or (equals and "/" not in key and not os.path.lexists(first)):
         raise UserError(f"A path is missing; type: python -m rlx {usage}")
     return Path(arguments.pop(0))
 

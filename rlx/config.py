@@ -171,7 +171,7 @@ def for_hydra(overrides: Sequence[str], sweep: bool = False) -> list[str]:
     default env was tuned, and its dataset, have no say.
     """
     groups = {f"{group}=null": f"~{group}" for group in (*GROUPS, "experiment", "algo_env")}
-    overrides = fit_numbers([groups.get(override, override) for override in overrides], sweep)
+    overrides = fit_numbers([groups.get(override, quoted_run_dir(override)) for override in overrides], sweep)
     given = {key.lstrip("+~"): value for key, _, value in (o.partition("=") for o in overrides)}
     if given.keys() & {"env", "experiment"} or given.get("env.id", DEFAULT_ENV) == DEFAULT_ENV:
         return overrides
@@ -190,6 +190,16 @@ def known_keys(overrides: Sequence[str]) -> set[str]:
             continue
         keys |= {f"{group}.{f.name}" for f in fields(cls) if not f.name.startswith("_")}
     return keys
+
+
+def quoted_run_dir(override: str) -> str:
+    """`run_dir=a,b=[c]` with quotes, so that Hydra takes any name of a folder as it is; other overrides unchanged."""
+    key, _, value = override.partition("=")
+    if key != "run_dir" or value in ("", "null") or value[0] in "'\"":
+        return override
+    value = re.sub(r"(\\*)'", r"\1\1\'", value)  # a backslash means itself, except before a quote
+    value = re.sub(r"(\\+)$", r"\1\1", value)
+    return f"run_dir='{value}'"
 
 
 def imported(target: str) -> Any:

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """Bad configuration or input: says what was wrong, what was expected and what to type instead."""
+    """Bad configuration or input: says what was wrong, what was expected and what to type instead. Exit code 2."""
 
 
 class RunFailed(Exception):
-    """A run that cannot go on: says what happened and how to go on from its last checkpoint; exit code 1."""
+    """A run that cannot go on: says what happened and how to go on from its last checkpoint. Exit code 1."""
 
 
 class Interrupted(KeyboardInterrupt):

@@ -72,7 +72,9 @@ def table(rows: Sequence[tuple[str, str]], title: str | None = None, header: tup
     return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())  # type: ignore[attr-defined]
 
 
-def closing(summary: dict[str, Any], run_dir: Path, trust: Sequence[str] = (), objects: Sequence[str] = ()) -> str:
+def closing_lines(
+    summary: dict[str, Any], run_dir: Path, trust: Sequence[str] = (), objects: Sequence[str] = ()
+) -> str:
     """What a run came to as a table, and below it commands that can be copied.
 
     `trust` are modules that the run needs, `objects` what it was given from Python and needs again.

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -63,9 +63,10 @@ from rlx.nn import keep_freed_memory
 from rlx.overrides import from_values, with_config_dir
 from rlx.paths import conf_dir
 from rlx.policy import Policy
-from rlx.reporting import closing, counted, evaluation, showing
+from rlx.reporting import closing_lines, counted, evaluation, showing
 from rlx.rewards import RewardTransform
 from rlx.rng import seed_everything, seeded
+from rlx.run_folder import RunLock, note_resume, refuse_links, write_errors_explained
 from rlx.saved import (
     as_text,
     as_written,
@@ -79,7 +80,7 @@ from rlx.saved import (
     trusted,
 )
 from rlx.threads import choose_threads, network_seconds
-from rlx.trainers.trainer import INTERRUPTS, Trainer, evaluate_learner
+from rlx.trainers.trainer import BUDGETS, INTERRUPTS, Trainer, evaluate_learner
 from rlx.types import Spec
 
 log = logging.getLogger("rlx")
@@ -149,7 +150,7 @@ def train(
 
 
 def _closed(result: Result) -> Result:
-    log.info("%s", closing(result.summary, result.run_dir, result.trust, result.objects))
+    log.info("%s", closing_lines(result.summary, result.run_dir, result.trust, result.objects))
     return result
 
 
@@ -170,22 +171,29 @@ def run(cfg: DictConfig, overrides: list[str], run_dir: str | Path | None = None
         )
     cfg.trust = [*cfg.trust, *env_modules(cfg)]
     folder = Path(run_dir or cfg.run_dir or default_run_dir(cfg))
-    if (folder / "config.yaml").exists():
+    refuse_second_run(folder)
+    refuse_links(folder)
+    threads = set_threads(cfg)
+    seed_everything(int(cfg.seed))
+    with closing(build(cfg, folder, given)) as trainer:  # closed last: an env that fails there loses nothing
+        trainer.bus.check(trainer)  # before the folder is written to
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"run_dir={folder} cannot be written to ({error.strerror}); choose another one.") from error
+        with RunLock(folder), write_errors_explained(folder, lambda: trainer.state.steps > 0):
+            refuse_second_run(folder)  # another process may have been quicker
+            write_atomically(folder / "overrides.yaml", OmegaConf.to_yaml(OmegaConf.create(list(overrides))).encode())
+            write_atomically(folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=False).encode())
+            log.info("Run folder: %s (%s)", folder, threads)
+            return _finish(trainer)
+
+
+def refuse_second_run(folder: Path) -> None:
+    if os.path.lexists(folder / "config.yaml"):
         raise UserError(
             f"{folder} already holds a run; resume it (`python -m rlx resume {folder}`) or choose another run_dir."
         )
-    threads = set_threads(cfg)
-    seed_everything(int(cfg.seed))
-    trainer = build(cfg, folder, given)
-    check_callbacks(trainer)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"run_dir={folder} cannot be written to ({error.strerror}); choose another one.") from error
-    write_atomically(folder / "overrides.yaml", OmegaConf.to_yaml(OmegaConf.create(list(overrides))).encode())
-    write_atomically(folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=False).encode())
-    log.info("Run folder: %s (%s)", folder, threads)
-    return _finish(trainer)
 
 
 def env_modules(cfg: DictConfig) -> list[str]:
@@ -228,43 +236,107 @@ def resume_run(
     folder, trust = Path(run_dir), _modules(trust)
     if not (folder / "config.yaml").is_file():
         raise UserError(f"{folder} is not a run folder (it has no config.yaml); give a folder that a run has written.")
-    try:
-        text = read_bounded(folder / "config.yaml").decode()
-    except (OSError, ValueError) as error:
-        raise UserError(f"{folder / 'config.yaml'} cannot be read ({error}); restore it from a checkpoint.") from error
+    refuse_links(folder)
+    with RunLock(folder):
+        return _resume(folder, overrides, given, trust, progress)
+
+
+def _resume(folder: Path, overrides: tuple[str, ...], given: Given, trust: tuple[str, ...], progress: bool) -> Result:
+    text = read_config(folder)
     cfg = load_config(text, fit_numbers(overrides), trust)
     check(cfg)
     refuse_change(OmegaConf.create(as_text(parse(text))), cfg)
     check_given(cfg, given, folder)
     refuse_foreign_env(cfg, trust)
     store = CheckpointStore(folder / "checkpoints")
-    with restoring(folder):
-        saved = store.latest() if store.steps() else None
-        threads = saved.state["threads"] if saved else None
-        check_like(threads or 1, 1, "threads")
-    threads = set_threads(cfg, threads)
+    if not store.steps() and (store.folder / "last").is_symlink():
+        raise UserError(f"The checkpoints of {folder} are gone; restore one from a backup, or start a new run.")
+    saved = store.latest() if store.steps() else None
+    threads = set_threads(cfg, saved.state.get("threads") if saved else None)
     seed_everything(int(cfg.seed))
-    trainer = build(cfg if progress else _without_progress(cfg.copy(), progress), folder, given)
-    if saved is None:
-        log.warning("%s was ended before its first checkpoint; it starts from the beginning.", folder)
-        trainer.resumed = True  # loggers begin their files anew
-        check_callbacks(trainer)
-        (folder / "summary.json").unlink(missing_ok=True)
-    else:
-        try:
-            with restoring(saved.path or folder):
-                trainer.restore(saved)
-        except UserError:
-            trainer.close()
-            raise
-        check_callbacks(trainer)
-        store.forget_after(saved)
-        if not trainer.state.exact:
-            log.warning("The environment did not replay to where it was: the run goes on, but only approximately.")
-    write_atomically(folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=False).encode())
-    log.info("Resuming %s at %s, %s (%s)", folder, counted(trainer.state.env_steps, "env step"),
-             counted(trainer.state.updates, "update"), threads)  # fmt: skip
-    return _finish(trainer)
+    shown_cfg = cfg if progress else _without_progress(cfg.copy(), progress)
+    with closing(build(shown_cfg, folder, given)) as trainer:
+        if saved is None:
+            log.warning("%s was ended before its first checkpoint; it starts from the beginning.", folder)
+            trainer.resumed = True  # loggers begin their files anew
+        else:
+            try:
+                with restoring(saved.path or folder):
+                    trainer.restore(saved)
+            except DamagedCheckpoint as error:  # since it was verified
+                raise UserError(f"{saved.path} is damaged ({error}); resume again.") from error
+            summary = summary_of(trainer)
+            if summary is not None and trainer.finished():
+                log.info("%s", nothing_to_do(trainer))
+                return Result(summary, folder, trainer.learner, needed_trust(cfg), objects_of(cfg))
+            tell_changes(folder, text, saved.config)
+        trainer.bus.check(trainer)
+        before = trainer.state.steps
+        with write_errors_explained(folder, lambda: trainer.state.steps > before):
+            (folder / "summary.json").unlink(missing_ok=True)  # whoever has one has ended
+            if saved is not None:
+                store.forget_after(saved)
+                if not trainer.state.exact:
+                    log.warning("The environment did not replay to where it was: the run goes on, but only "
+                                "approximately.")  # fmt: skip
+            note_resume(folder, list(overrides), trainer.state.env_steps, trainer.state.updates)
+            write_atomically(folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=False).encode())
+            log.info("Resuming %s at %s, %s (%s)", folder, counted(trainer.state.env_steps, "env step"),
+                     counted(trainer.state.updates, "update"), threads)  # fmt: skip
+            return _finish(trainer)
+
+
+def read_config(folder: Path) -> str:
+    """The text of a run's config.yaml."""
+    path = folder / "config.yaml"
+    try:
+        return read_bounded(path, follow=False).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"{path}, the saved config, cannot be read ({error}); replace it with checkpoints/last/config.yaml."
+        ) from error
+
+
+def summary_of(trainer: Trainer) -> dict[str, Any] | None:
+    """The summary in the run folder, if it is of the checkpoint that was restored and nobody interrupted the run."""
+    try:
+        summary = json.loads(read_bounded(trainer.run_dir / "summary.json", follow=False))
+        counters = [summary[key] for key in ("env_steps", "updates")]
+        numbers = [summary[key] for key in ("wall_time_s", "eval_return_mean", "best_eval_return_mean")]
+        names = [summary[key] for key in ("algo", "env", "stop_reason")]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None
+    state = trainer.state
+    ours = counters == [state.env_steps, state.updates] and names[-1] not in INTERRUPTS.values()
+    whole = all(x is None or isinstance(x, float | int) for x in numbers) and all(isinstance(x, str) for x in names)
+    return summary if ours and whole and {"seed", "exact"} <= summary.keys() else None
+
+
+def nothing_to_do(trainer: Trainer) -> str:
+    state, reason = trainer.state, trainer.state.stop_reason
+    online = state.env_steps > 0
+    made = f"{state.env_steps} env steps" if online else f"{state.updates} updates"
+    if reason and reason not in BUDGETS:
+        return (
+            f"{trainer.run_dir} was ended by {reason} at {made}; nothing to do. Change that rule, or take it away, to "
+            "go on."
+        )
+    key, larger = ("max_env_steps", 2 * state.env_steps) if online else ("max_updates", 2 * state.updates)
+    return f"{trainer.run_dir} has finished ({made}); nothing to do. Give a larger budget, e.g. trainer.{key}={larger}."
+
+
+def tell_changes(folder: Path, text: str, saved: str) -> None:
+    """Warn where config.yaml is not the config of the checkpoint: it was edited, damaged, or changed by a resume."""
+    if text == saved:
+        return
+    ours, theirs = (dict(leaves(parse(t))) for t in (text, saved))
+    keys = {key for key in ours.keys() | theirs.keys() if key.partition(".")[0] != "trust"}  # typed anew each time
+    changed = sorted(key for key in keys if ours.get(key) != theirs.get(key))
+    if changed:
+        told = ", ".join(f"{key} was {theirs.get(key)} and is {ours.get(key)}" for key in changed[:5])
+        more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
+        log.warning("%s differs from the config of the checkpoint (%s%s); the run goes on with it.",
+                    folder / "config.yaml", told, more)  # fmt: skip
 
 
 def refuse_change(saved: Any, cfg: DictConfig) -> None:
@@ -363,15 +435,6 @@ def check_batches(cfg: DictConfig, spec: Spec) -> None:
 
 def _smaller_batches(share: float) -> str:
     return "use a smaller algo.batch_size, trainer.train_frequency or trainer.gradient_updates_per_step"
-
-
-def check_callbacks(trainer: Trainer) -> None:
-    """Have callbacks refuse what they cannot do before the run folder is written to."""
-    try:
-        trainer.bus.check(trainer)
-    except UserError:
-        trainer.close()
-        raise
 
 
 def load_prior(

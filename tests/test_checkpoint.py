@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
 import os
+import struct
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +23,8 @@ from rlx.checkpoint import (
     DamagedCheckpoint,
     find_checkpoint,
     read_folder,
+    read_replay,
+    seal,
     write_atomically,
     write_folder,
 )
@@ -221,3 +228,309 @@ def test_finding_a_checkpoint(tmp_path: Path) -> None:
     assert find_checkpoint(tmp_path / "checkpoints" / "last") == step.resolve()
     with pytest.raises(UserError, match="neither"):
         find_checkpoint(tmp_path / "nowhere")
+
+
+# -- what others may have written ------------------------------------------------------------------------------------
+
+
+def change_manifest(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """As somebody would who knows how manifests are made."""
+    manifest = json.loads((folder / "manifest.json").read_bytes())
+    change(manifest)
+    (folder / "manifest.json").write_bytes(seal(manifest))
+
+
+def put_file(folder: Path, name: str, data: bytes) -> None:
+    """A file and what the manifest says of it."""
+    (folder / name).write_bytes(data)
+    change_manifest(folder, lambda m: m["files"].update({name: module._entry(data)}))
+
+
+def put_state(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    state = json.loads((folder / "state.json").read_bytes())
+    change(state)
+    put_file(folder, "state.json", json.dumps(state).encode())
+
+
+def safetensors(header: dict[str, Any] | str | bytes, data: bytes = b"", length: int | None = None) -> bytes:
+    text = header if isinstance(header, bytes) else (header if isinstance(header, str) else json.dumps(header)).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + data
+
+
+def tensor(shape: list[Any], start: int, end: int, dtype: str = "F32") -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+
+
+TENSORS = {
+    "a_header_longer_than_the_file": safetensors("{}", length=2**63),
+    "a_header_of_a_hundred_megabytes": safetensors("{}", length=100_000_000),
+    "nothing": b"",
+    "three_bytes": b"abc",
+    "no_json": safetensors("{"),
+    "no_text": safetensors(b"\xff\xfe"),
+    "a_list": safetensors("[]"),
+    "deep_json": safetensors('{"a": ' * 50_000 + "1" + "}" * 50_000),
+    "an_unknown_type": safetensors({"w": tensor([1], 0, 4, "F33")}, bytes(4)),
+    "a_huge_shape": safetensors({"w": tensor([2**40, 2**40], 0, 4)}, bytes(4)),
+    "a_huge_empty_shape": safetensors({"w": tensor([0, 2**62], 0, 0)}),
+    "a_negative_shape": safetensors({"w": tensor([-1, -1], 0, 4)}, bytes(4)),
+    "a_shape_of_words": safetensors({"w": tensor(["x"], 0, 4)}, bytes(4)),
+    "a_shape_that_does_not_fit": safetensors({"w": tensor([2], 0, 4)}, bytes(4)),
+    "overlaps": safetensors({"v": tensor([2], 0, 8), "w": tensor([2], 4, 12)}, bytes(12)),
+    "gaps": safetensors({"v": tensor([1], 0, 4), "w": tensor([1], 8, 12)}, bytes(12)),
+    "offsets_beyond_the_end": safetensors({"w": tensor([2], 0, 8)}, bytes(4)),
+    "bytes_that_nobody_has": safetensors({"w": tensor([1], 0, 4)}, bytes(8)),
+    "the_same_name_twice": safetensors('{"w": %s, "w": %s}' % ((json.dumps(tensor([1], 0, 4)),) * 2), bytes(4)),
+    "no_offsets": safetensors({"w": {"dtype": "F32", "shape": [1]}}, bytes(4)),
+}
+STATES = {
+    "no_spec": lambda s: s.pop("spec"),
+    "a_spec_of_words": lambda s: s["spec"].update(obs_shape=["x"]),
+    "a_huge_spec": lambda s: s["spec"].update(obs_shape=[2**62, 2**62]),
+    "an_unknown_kind_of_action": lambda s: s["spec"].update(action_kind="dance"),
+    "a_spec_too_many": lambda s: s["spec"].update(more=1),
+    "no_counters": lambda s: s.pop("learner"),
+    "counters_of_words": lambda s: s["learner"].update(updates="three"),
+    "threads_of_words": lambda s: s.update(threads="many"),
+    "a_million_threads": lambda s: s.update(threads=10**6),
+    "another_total": lambda s: s.update(replay={"total": 7}),
+    "steps_of_words": lambda s: s.update(trainer={"steps": "x"}),
+}
+BYTES = {
+    "deep": b"[" * 1_000_000,
+    "not_text": b"\xff\xfe",
+    "huge_numbers": b'{"spec": ' + b"9" * 100_000 + b"}",
+    "a_list": b"[]",
+    "nothing": b"",
+}
+MANIFESTS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "a_million_files": lambda m: m["files"].update({f"f{i}.safetensors": module._entry(b"") for i in range(100_000)}),
+    "a_file_above": lambda m: m["files"].update({"../x.safetensors": module._entry(b"")}),
+    "an_absolute_path": lambda m: m["files"].update({"/etc/passwd": module._entry(b"")}),
+    "a_file_below": lambda m: m["files"].update({"a/b.safetensors": module._entry(b"")}),
+    "a_nul": lambda m: m["files"].update({"a\0.safetensors": module._entry(b"")}),
+    "a_surrogate": lambda m: m["files"].update({"\ud800.safetensors": module._entry(b"")}),
+    "a_name_of_a_megabyte": lambda m: m["files"].update({"a" * 2**20 + ".safetensors": module._entry(b"")}),
+    "no_learner": lambda m: m["files"].pop("learner.safetensors"),
+    "no_files": lambda m: m.pop("files"),
+    "files_as_a_list": lambda m: m.update(files=[]),
+    "no_segments": lambda m: m.pop("segments"),
+    "segments_as_a_number": lambda m: m.update(segments=3),
+    "a_negative_size": lambda m: m["files"]["state.json"].update(size=-1),
+    "a_size_of_words": lambda m: m["files"]["state.json"].update(size="x"),
+    "a_huge_size": lambda m: m["files"]["state.json"].update(size=2**70),
+    "no_hash": lambda m: m["files"]["state.json"].pop("sha256"),
+    "a_number_as_hash": lambda m: m["files"]["state.json"].update(sha256=3),
+    "a_segment_above": lambda m: m.update(segments=[{"name": "../x", "start": 0, "end": 1, **module._entry(b"")}]),
+    "a_segment_of_nothing": lambda m: m.update(segments=[{}]),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_folder(checkpoint(), tmp_path / "c")
+    return tmp_path / "c"
+
+
+def is_damaged(folder: Path) -> None:
+    with pytest.raises(DamagedCheckpoint) as caught:
+        read_folder(folder)
+    assert len(str(caught.value)) < 400
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", TENSORS)
+def test_malformed_tensors(kind: str, folder: Path) -> None:
+    put_file(folder, "learner.safetensors", TENSORS[kind])
+    is_damaged(folder)
+
+
+@pytest.mark.parametrize("kind", STATES)
+def test_malformed_states(kind: str, folder: Path) -> None:
+    put_state(folder, STATES[kind])
+    is_damaged(folder)
+
+
+@pytest.mark.parametrize("kind", BYTES)
+@pytest.mark.parametrize("name", ["state.json", "manifest.json"])
+def test_files_that_are_no_json(name: str, kind: str, folder: Path) -> None:
+    if name == "state.json":
+        put_file(folder, name, BYTES[kind])
+    else:
+        (folder / name).write_bytes(BYTES[kind])
+    is_damaged(folder)
+
+
+@pytest.mark.parametrize("kind", MANIFESTS)
+def test_malformed_manifests(kind: str, folder: Path) -> None:
+    change_manifest(folder, MANIFESTS[kind])
+    is_damaged(folder)
+
+
+def test_a_config_that_is_no_text(folder: Path) -> None:
+    put_file(folder, "config.yaml", b"\xff\xfe")
+    is_damaged(folder)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "state.json", "learner.safetensors", "config.yaml"])
+def test_only_regular_files_are_read(name: str, folder: Path, tmp_path: Path) -> None:
+    data = (folder / name).read_bytes()
+    (tmp_path / "same").write_bytes(data)
+    for make in (lambda p: os.mkfifo(p), lambda p: p.symlink_to("/dev/zero"), lambda p: p.mkdir(),
+                 lambda p: p.symlink_to(p.name), lambda p: p.symlink_to(tmp_path / "same")):  # fmt: skip
+        (folder / name).unlink()
+        make(folder / name)
+        is_damaged(folder)
+        if (folder / name).is_dir() and not (folder / name).is_symlink():
+            (folder / name).rmdir()
+            (folder / name).touch()
+
+
+def test_sizes_are_compared_before_reading(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sparse file of a terabyte costs nothing; nor does one that the manifest knows of and memory could not hold."""
+    monkeypatch.setattr(module, "_verified", None)  # nothing may be read
+    with (folder / "learner.safetensors").open("ab") as file:
+        file.truncate(2**40)
+    is_damaged(folder)
+    change_manifest(folder, lambda m: m["files"]["learner.safetensors"].update(size=2**40))
+    with pytest.raises(UserError, match=r"takes 2048.0 GiB to read and .* GiB are free"):
+        read_folder(folder)
+
+
+def test_a_manifest_is_bounded(folder: Path) -> None:
+    with (folder / "manifest.json").open("ab") as file:
+        file.truncate(2**40)
+    is_damaged(folder)
+
+
+# -- the manifest is protected ----------------------------------------------------------------------------------------
+
+
+def two_checkpoints(folder: Path) -> CheckpointStore:
+    store, replay = CheckpointStore(folder), empty(capacity=20)
+    for steps in (4, 9):
+        grow(replay, steps - replay.total)
+        store.save_step(checkpoint(steps), steps, replay)
+    return store
+
+
+def test_every_byte_of_a_manifest_matters(tmp_path: Path) -> None:
+    """Change each byte in turn, to a digit, a space and by a bit: the checkpoint before is taken."""
+    two_checkpoints(tmp_path)
+    path = tmp_path / "step_000000000009" / "manifest.json"
+    data = path.read_bytes()
+    for at in range(len(data)):
+        for byte in {data[at] ^ 1, ord("7"), ord(" ")} - {data[at]}:
+            path.write_bytes(data[:at] + bytes([byte]) + data[at + 1 :])
+            with pytest.raises(DamagedCheckpoint):
+                read_folder(path.parent)
+    found = CheckpointStore(tmp_path).latest()
+    assert found.tensors["learner"]["w"][0] == 4.0
+
+
+def segments(*changes: tuple[int, str, Any]) -> Callable[[dict[str, Any]], None]:
+    def change(manifest: dict[str, Any]) -> None:
+        for at, key, value in changes:
+            manifest["segments"][at][key] = value
+
+    return change
+
+
+SEGMENTS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "another_start": segments((1, "start", 3)),
+    "another_end": segments((1, "end", 8)),
+    "another_end_and_name": segments((1, "end", 8), (1, "name", "000000000004-000000000008.safetensors")),
+    "a_gap": segments((1, "start", 5), (1, "name", "000000000005-000000000009.safetensors")),
+    "the_first_one_missing": lambda m: m["segments"].pop(0),
+    "the_last_one_missing": lambda m: m["segments"].pop(),
+    "backwards": lambda m: m["segments"].reverse(),
+    "twice": lambda m: m["segments"].append(m["segments"][0]),
+    "words": segments((1, "start", "x")),
+}
+
+
+@pytest.mark.parametrize("form", [1, 2])
+@pytest.mark.parametrize("kind", SEGMENTS)
+def test_segments_have_to_join_up(kind: str, form: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Also in a manifest of format 1, which has no hash, and in one whose hash was made anew."""
+    two_checkpoints(tmp_path)
+    newest = tmp_path / "step_000000000009"
+    put_state(newest, lambda s: s.update(replay={"total": 9}))
+    change_manifest(newest, SEGMENTS[kind])
+    if form == 1:
+        to_format_1(newest)
+    for name in ("000000000004-000000000008.safetensors", "000000000005-000000000009.safetensors"):
+        (tmp_path / "replay" / name).write_bytes(
+            (tmp_path / "replay" / "000000000004-000000000009.safetensors").read_bytes()
+        )
+    store = CheckpointStore(tmp_path)
+    with caplog.at_level(logging.WARNING, "rlx"):
+        found = store.latest()
+    if kind == "the_first_one_missing":  # what is missing depends on the capacity
+        with pytest.raises(DamagedCheckpoint, match="earlier rows are needed"):
+            store.load_replay(found, empty(capacity=20))
+        store.load_replay(found, empty(capacity=5))
+    else:
+        assert found.path == tmp_path / "step_000000000004"
+
+
+def to_format_1(folder: Path) -> None:
+    manifest = json.loads((folder / "manifest.json").read_bytes())
+    del manifest["sha256"]
+    (folder / "manifest.json").write_text(json.dumps({**manifest, "format": 1}, indent=1))
+
+
+def test_a_checkpoint_of_format_1_is_read(tmp_path: Path) -> None:
+    """Written by hand, as rlx wrote it before manifests had a hash of their own."""
+    folder = tmp_path / "checkpoints" / "step_000000000002"
+    folder.mkdir(parents=True)
+    spec = '["x", [2], "float32", "box", [1], [-1.0], [1.0], [], 5, null]'
+    names = ("env_id", "obs_shape", "obs_dtype", "action_kind", "action_shape", "action_low", "action_high",
+             "action_sizes", "episode_limit", "goal")  # fmt: skip
+    state = {
+        "learner": {"updates": 3},
+        "replay": {"total": 2},
+        "journal": {"episodes": [1]},
+        "spec": dict(zip(names, json.loads(spec), strict=True)),
+    }
+    weights = safetensors({"w": tensor([2], 0, 8)}, np.array([1.5, 2.5], np.float32).tobytes())
+    width = Replay(UniformConfig(capacity=4), SPEC, 1, 0.9, seed=0).layout.width
+    rows = np.arange(2 * width, dtype=np.float32)
+    segment = safetensors({"rows": tensor([2, width], 0, rows.nbytes)}, rows.tobytes())
+    (folder.parent / "replay").mkdir()
+    (folder.parent / "replay" / "000000000000-000000000002.safetensors").write_bytes(segment)
+    files = {"config.yaml": b"a: 1\n", "state.json": json.dumps(state).encode(), "learner.safetensors": weights}
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    manifest = {
+        "format": 1,
+        "files": {n: {"sha256": hashlib.sha256(d).hexdigest(), "size": len(d)} for n, d in files.items()},
+        "segments": [{"name": "000000000000-000000000002.safetensors", "start": 0, "end": 2,
+                      "sha256": hashlib.sha256(segment).hexdigest(), "size": len(segment)}],
+    }  # fmt: skip
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    found = CheckpointStore(folder.parent).latest()
+    assert found.tensors["learner"]["w"].tolist() == [1.5, 2.5]
+    assert found.config == "a: 1\n"
+    replay = Replay(UniformConfig(capacity=4), found.spec, 1, 0.9, seed=0)
+    CheckpointStore(folder.parent).load_replay(found, replay)
+    assert replay._rows[:2].ravel().tolist() == rows.tolist()
+    arrays, env_id = read_replay(tmp_path)
+    assert (env_id, len(arrays["reward"])) == ("x", 2)
+
+
+def test_a_replay_without_its_envs_is_said(tmp_path: Path) -> None:
+    store = two_checkpoints(tmp_path / "checkpoints")
+    assert store.latest().segments
+    with pytest.raises(UserError, match="cannot be read"):
+        read_replay(tmp_path)
+
+
+def test_a_checkpoint_under_another_name_is_passed_over(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    for steps in (1, 2):
+        saved = checkpoint(steps)
+        saved.state["trainer"] = {"steps": steps}
+        store.save_step(saved, steps, None)
+    (tmp_path / "step_000000000001").rename(tmp_path / "step_000000000099")
+    assert store.latest().path == tmp_path / "step_000000000002"

@@ -17,6 +17,7 @@ import yaml
 from helpers import rows, signalled, tiny
 
 import rlx
+from rlx.checkpoint import seal
 from rlx.cli import main
 from rlx.files import write_atomically
 
@@ -450,7 +451,7 @@ def rewrite(folder: Path, change: Any) -> None:
             content = json.loads(manifest.read_text())
             data = path.read_bytes()
             content["files"]["config.yaml"] = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
-            write_atomically(manifest, json.dumps(content).encode())
+            write_atomically(manifest, seal(content))
 
 
 def put(key: str, value: Any) -> Any:

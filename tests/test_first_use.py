@@ -33,7 +33,7 @@ from rlx.config_errors import OTHER_NAMES
 from rlx.data.arrays import as_dataset
 from rlx.errors import UserError
 from rlx.overrides import from_values, literal, parse
-from rlx.reporting import closing, counted, shown
+from rlx.reporting import closing_lines, counted, showing
 from rlx.threads import choose_threads, usable_cpus
 from rlx.workflows import Result
 
@@ -259,7 +259,7 @@ def test_commands_can_be_copied(columns: str, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("COLUMNS", columns)
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "a rather long name of a folder" / ("x" * 60)
-    lines = closing(finished().summary, folder, ("my_envs", "mine")).splitlines()
+    lines = closing_lines(finished().summary, folder, ("my_envs", "mine")).splitlines()
     quoted = shlex.quote(str(folder.relative_to(tmp_path)))
     assert f"python -m rlx evaluate {quoted} 'trust=[my_envs,mine]'" in lines
     assert f"python -m rlx resume {quoted} 'trust=[my_envs,mine]'" in lines
@@ -268,12 +268,12 @@ def test_commands_can_be_copied(columns: str, tmp_path: Path, monkeypatch: pytes
 
 def test_counts_have_a_singular() -> None:
     assert [counted(n, "thread") for n in (0, 1, 2, 12000)] == ["0 threads", "1 thread", "2 threads", "12,000 threads"]
-    text = closing(finished().summary, Path("run"))
+    text = closing_lines(finished().summary, Path("run"))
     assert "1 env step, 2,000 updates" in text
     assert "-1.0 (best -0.5)" in text
     none = {"eval_return_mean": None, "best_eval_return_mean": None}
-    assert "not evaluated (env=none)" in closing(finished(env="none", **none).summary, Path("run"))
-    assert "(env=none)" not in closing(finished(**none).summary, Path("run"))
+    assert "not evaluated (env=none)" in closing_lines(finished(env="none", **none).summary, Path("run"))
+    assert "(env=none)" not in closing_lines(finished(**none).summary, Path("run"))
 
 
 # -- threads ---------------------------------------------------------------------------------------------------------
@@ -459,7 +459,7 @@ def test_a_python_session_shows_what_the_command_line_shows(tmp_path: Path) -> N
     log = logging.getLogger("rlx")
     mine = logging.NullHandler()
     log.handlers = [mine]
-    with shown():
+    with showing():
         assert log.handlers == [mine]
 
 

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from gymnasium.envs.registration import register, registry
 from helpers import REGIMES, final, resumed, rows, same_run, same_tensors, signalled, snapshots, tiny
 
 import rlx
-from rlx.checkpoint import read_folder, write_folder
+from rlx.checkpoint import read_folder, seal, write_folder
 from rlx.cli import main
 from rlx.data.replay import Replay
 from rlx.data.sources import roll_out_random
@@ -265,6 +265,17 @@ def flip(path: Path, at: int = -5) -> None:
     path.write_bytes(bytes(data))
 
 
+def replace(path: Path, make: Callable[[Path], Any]) -> None:
+    path.unlink()
+    make(path)
+
+
+def change(path: Path, old: bytes, new: bytes) -> None:
+    data = path.read_bytes()
+    assert old in data
+    path.write_bytes(data.replace(old, new))
+
+
 DAMAGE = {
     "flipped_learner": lambda run: flip(newest(run) / "learner.safetensors"),
     "flipped_state": lambda run: flip(newest(run) / "state.json", 20),
@@ -279,6 +290,15 @@ DAMAGE = {
     "flipped_replay": lambda run: flip(max((run / "checkpoints" / "replay").glob("*"))),
     "missing_replay": lambda run: max((run / "checkpoints" / "replay").glob("*")).unlink(),
     "dangling_last": lambda run: shutil.rmtree(newest(run)),
+    "device_as_state": lambda run: replace(newest(run) / "state.json", lambda p: p.symlink_to("/dev/zero")),
+    "fifo_as_manifest": lambda run: replace(newest(run) / "manifest.json", os.mkfifo),
+    "folder_as_learner": lambda run: replace(newest(run) / "learner.safetensors", Path.mkdir),
+    "deep_manifest": lambda run: (newest(run) / "manifest.json").write_bytes(b"[" * 100_000),
+    "flipped_key": lambda run: change(newest(run) / "manifest.json", b'"segments"', b'"segmentr"'),
+    "flipped_format": lambda run: change(newest(run) / "manifest.json", b'"format": 2', b'"format": 3'),
+    "another_end": lambda run: change(newest(run) / "manifest.json", b'"end": 120', b'"end": 119'),
+    "fifo_as_replay": lambda run: replace(max((run / "checkpoints" / "replay").glob("*")), os.mkfifo),
+    "other_checkpoint": lambda run: newest(run).rename(newest(run).with_name("step_000000000999")),
 }
 
 
@@ -296,11 +316,27 @@ def test_a_damaged_checkpoint_is_passed_over(
     shutil.copytree(damageable[0], run, symlinks=True)
     broken = newest(run).name
     DAMAGE[kind](run)
+    broken = newest(run).name if kind == "other_checkpoint" else broken
     resumed(run)
     warnings = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
     expected = 0 if kind == "dangling_last" else 1
     assert len([w for w in warnings if broken in w and "damaged" in w]) == expected
     same_run(run, damageable[1])
+
+
+RESUMED_ONLY = ("flipped_replay", "missing_replay", "fifo_as_replay", "dangling_last", "other_checkpoint")
+
+
+@pytest.mark.parametrize("kind", [kind for kind in DAMAGE if kind not in RESUMED_ONLY])
+def test_a_damaged_checkpoint_is_not_evaluated(
+    kind: str, damageable: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(damageable[0], run, symlinks=True)
+    DAMAGE[kind](run)
+    for arguments in (["evaluate", str(newest(run)), "episodes=1"], ["predict", str(newest(run)), "--obs", "[0,0,0]"]):
+        assert main(arguments) == 2
+        assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 def test_without_a_whole_checkpoint_nothing_is_thrown_away(tmp_path: Path, damageable: tuple[Path, Path]) -> None:
@@ -319,7 +355,7 @@ def test_a_checkpoint_of_another_format_is_refused(tmp_path: Path, damageable: t
     run = tmp_path / "run"
     shutil.copytree(damageable[0], run, symlinks=True)
     for manifest in (run / "checkpoints").glob("step_*/manifest.json"):
-        manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 99'))
+        manifest.write_bytes(seal({**json.loads(manifest.read_bytes()), "format": 99}))
     before = (run / "metrics.jsonl").read_bytes()
     with pytest.raises(UserError, match="format 99"):
         resumed(run)

@@ -6,15 +6,21 @@ so rows are neither repeated nor lost.
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import math
 import os
+import shutil
+import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from rlx.callbacks.bus import Callback
 from rlx.errors import UserError
+from rlx.files import named, remove
+from rlx.run_folder import NAMES, refuse_link
 
 if TYPE_CHECKING:
     from rlx.trainers.trainer import Trainer
@@ -34,33 +40,52 @@ def encode(row: dict[str, Any]) -> bytes:
     return json.dumps(finite, allow_nan=False).encode() + b"\n"
 
 
+def open_to_append(path: Path) -> io.FileIO:
+    """Open a file of our own, unbuffered; a link is refused, and a file with a second name elsewhere becomes a copy."""
+    refuse_link(path)
+    if path.is_file() and path.stat().st_nlink > 1:
+        beside = path.with_name(f".{path.name}.writing")
+        remove(beside)
+        shutil.copyfile(path, beside, follow_symlinks=False)
+        os.replace(beside, path)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        file = io.FileIO(path, "a", opener=lambda name, _: os.open(name, flags, 0o666))
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            return file
+        file.close()
+    except IsADirectoryError:
+        pass
+    except OSError as error:
+        if error.errno != errno.ENXIO:  # a FIFO that nobody reads
+            raise
+    raise UserError(f"{path} is not a regular file; remove it, or choose another logger.jsonl.filename.")
+
+
 class Jsonl(Callback):
     """Appends each row to metrics.jsonl as it comes."""
 
     order = 60
 
     def __init__(self, cfg: JsonlConfig):
-        if cfg.filename in ("", "..") or Path(cfg.filename).name != cfg.filename:
+        if cfg.filename in ("", "..", *NAMES) or Path(cfg.filename).name != cfg.filename:
             raise UserError(
                 f"logger.jsonl.filename={cfg.filename} is not the name of a file in the run folder; give one such as "
                 "metrics.jsonl."
             )
         self.cfg = cfg
-        self._file: IO[bytes] | None = None
+        self._file: io.FileIO | None = None
         self._offset: int | None = None  # length of the file while it is not open, where known
 
     def check(self, trainer: Trainer) -> None:
         path = trainer.run_dir / self.cfg.filename
+        refuse_link(path)
         if not trainer.resumed and path.exists():
             raise UserError(f"{path} exists already: resume that run, or choose another run_dir for a new one.")
 
     def on_run_start(self, trainer: Trainer) -> None:
         path = trainer.run_dir / self.cfg.filename
-        try:  # a link would lead out of the run folder; a FIFO has no end
-            fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-        except OSError as error:
-            raise UserError(f"{path} cannot be written to ({error.strerror}); it has to be a regular file.") from error
-        file = open(fd, "ab")  # noqa: SIM115  (open for the whole run)
+        file = open_to_append(path)
         if trainer.resumed:
             size = path.stat().st_size
             # A run that had no such logger at its checkpoint keeps what is there, unless it starts over.
@@ -77,8 +102,10 @@ class Jsonl(Callback):
 
     def on_log(self, trainer: Trainer, row: dict[str, Any]) -> None:
         assert self._file is not None, "a row came before run_start"
-        self._file.write(encode(row))
-        self._file.flush()
+        row_left = memoryview(encode(row))
+        with named(Path(self._file.name)):
+            while row_left:  # a disk that is nearly full takes a part
+                row_left = row_left[self._file.write(row_left) :]
 
     def on_run_end(self, trainer: Trainer) -> None:
         assert self._file is not None
@@ -100,6 +127,6 @@ class Jsonl(Callback):
 
     def _sync(self) -> int:
         assert self._file is not None
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        with named(Path(self._file.name)):
+            os.fsync(self._file.fileno())
         return self._file.tell()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlx.callbacks.bus import Callback
 from rlx.errors import UserError
-from rlx.files import refuse_link
+from rlx.run_folder import NAMES, refuse_link
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -32,7 +32,7 @@ class Tensorboard(Callback):
     critical = False
 
     def __init__(self, cfg: TensorboardConfig):
-        if cfg.folder in ("", "..") or Path(cfg.folder).name != cfg.folder:
+        if cfg.folder in ("", "..", *NAMES) or Path(cfg.folder).name != cfg.folder:
             raise UserError(
                 f"logger.tensorboard.folder={cfg.folder} is not the name of a folder in the run folder; give one such "
                 "as tensorboard."

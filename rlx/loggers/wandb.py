@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 
 from rlx.callbacks.bus import Callback
 from rlx.errors import UserError
-from rlx.files import refuse_link
+from rlx.run_folder import refuse_link
 
 if TYPE_CHECKING:
     import wandb

@@ -354,6 +354,12 @@ class Trainer:
         if settings.max_seconds is not None and state.wall_time >= settings.max_seconds:
             self.stop("max_seconds")
 
+    def finished(self) -> bool:
+        """Asked after a restore: would `run` make no step and no update? A budget that is spent becomes the reason."""
+        self._check_budgets()
+        *_, last = (name for name, phase in self.settings.phases.items() if phase.updates != 0)
+        return self.state.should_stop or (self.state.phase == last and self._spent(self.settings.phases[last]))
+
     def _tick(self) -> None:
         self.state.wall_time = time.perf_counter() - self._clock
 
@@ -457,6 +463,7 @@ class Trainer:
                     envs.close()
             except Exception as error:
                 log.warning("%s could not be closed: %r", self.spec.env_id, error)
+        self._envs = self._eval_envs = None
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
