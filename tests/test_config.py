@@ -64,9 +64,9 @@ def test_every_choice_names_a_schema_or_composes_others(path: Path) -> None:
 @pytest.mark.parametrize("name", [p.stem for p in sorted((conf_dir() / "experiment").glob("*.yaml"))])
 def test_every_experiment_composes(name: str) -> None:
     cfg = compose_config([f"experiment={name}"])
-    validate(cfg)
     if cfg.dataset is None and cfg.trainer.regime.startswith("offline"):  # which one is the user's to say
         cfg = compose_config([f"experiment={name}", "dataset=minari"])
+    validate(cfg)
     check_regime(cfg)
 
 
