@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 from rlx.config import learners, schemas
@@ -18,8 +18,13 @@ from rlx.listing import describe
 HEAD = """# Algorithms
 
 Made from the code by `python docs/make_algorithms.py`. Fields that every algorithm has: `discount`, `batch_size`,
-`hidden`, `normalize_obs`, `compile`. An algorithm's first regime is the one that `algo=` selects; the others are one
-override away (`trainer=offline_to_online`).
+`hidden`, `normalize_obs`, `compile`. Where there are both, `actor_hidden` and `critic_hidden` give policy and values
+sizes of their own. An algorithm's first regime is the one that `algo=` selects; the others are one override away
+(`trainer=offline_to_online`).
+
+Runs are short by default: 20,000 updates offline, 20,000 env steps off-policy. `experiment=<algo>_paper` is a run as in
+the paper or the authors' code, which is named in its file, and expects an env and most often a dataset:
+`python -m rlx experiment=iql_paper env=hopper dataset=minari dataset.id=...`
 
 | choice | actions | regimes |
 |---|---|---|
@@ -27,13 +32,14 @@ override away (`trainer=offline_to_online`).
 
 
 def comments(cls: type) -> dict[str, str]:
-    """The comment behind each field of a config dataclass."""
+    """The comment behind each field of a config dataclass, inherited ones included."""
     found = {}
-    for line in inspect.getsource(cls).splitlines():
-        code, _, comment = line.partition("  # ")
-        name = code.strip().partition(":")[0]
-        if ":" in code and comment:
-            found[name] = comment.strip()
+    for base in reversed([base for base in cls.__mro__ if is_dataclass(base)]):
+        for line in inspect.getsource(base).splitlines():
+            code, _, comment = line.partition("  # ")
+            name = code.strip().partition(":")[0]
+            if ":" in code and comment:
+                found[name] = comment.strip()
     return found
 
 

@@ -167,10 +167,23 @@ class Perceptron(MLP):
                 grad = self._slope(grad.mm(self._pairs[i][0].t()), trace[i])
 
 
+def first_log_std(spec: Spec, log_std: float | None) -> Tensor:
+    """The log_std [dim(A)] that a Gaussian policy starts with, in the learner's units, where a box is [-1, 1].
+
+    None is a std of 1 in the units of the env, as other libraries have it, and at most half the width of the box: noise
+    of three times the width of what an env is made for teaches little, and so does noise that is clipped all the time.
+    """
+    if log_std is not None:
+        return torch.full((spec.action_dim,), float(log_std))
+    bounds = zip(spec.action_low, spec.action_high, strict=True)
+    halves = [0.5 * (high - low) if math.isfinite(high - low) else 1.0 for low, high in bounds]  # see `box_scale`
+    return torch.tensor([-math.log(max(1.0, half)) for half in halves or [1.0] * spec.action_dim])
+
+
 class Policy(nn.Module):
     """Observations [B, obs_dim] to a distribution over the actions of `spec`."""
 
-    def __init__(self, spec: Spec, hidden: Sequence[int], activation: str = "tanh", log_std: float = 0.0):
+    def __init__(self, spec: Spec, hidden: Sequence[int], activation: str = "tanh", log_std: float | None = None):
         super().__init__()
         sizes = [spec.obs_dim, *hidden, spec.action_dim]
         # The small last layer starts every state near the uniform (or zero-mean) policy.
@@ -178,7 +191,7 @@ class Policy(nn.Module):
         self.action_kind = spec.action_kind
         self.action_sizes = spec.action_sizes
         if spec.action_kind == "box":
-            self.log_std = nn.Parameter(torch.full((spec.action_dim,), float(log_std)))
+            self.log_std = nn.Parameter(first_log_std(spec, log_std))
 
     def act(self, obs: Tensor, explore: bool) -> Tensor:
         """A draw to explore, else the mode; for use without gradients."""

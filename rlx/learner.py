@@ -32,6 +32,22 @@ class AlgoConfig:
     compile: bool = False  # torch.compile the update; pays back on long runs only
 
 
+@dataclass
+class ActorCriticConfig(AlgoConfig):
+    """Of algorithms with a policy and with values: their networks may differ in size."""
+
+    actor_hidden: list[int] | None = None  # layers of the policy; None: as `hidden`
+    critic_hidden: list[int] | None = None  # layers of the critics and of other value functions; None: as `hidden`
+
+    @property
+    def actor_layers(self) -> list[int]:
+        return self.hidden if self.actor_hidden is None else self.actor_hidden
+
+    @property
+    def critic_layers(self) -> list[int]:
+        return self.hidden if self.critic_hidden is None else self.critic_hidden
+
+
 def is_learning_rate(name: str) -> bool:
     return name == "lr" or name.endswith("_lr")
 

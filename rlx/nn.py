@@ -261,11 +261,13 @@ class MLP(nn.Module):
 
 
 def initialize(weights: Iterable[Tensor], biases: Iterable[Tensor], init: str, final_gain: float | None) -> None:
-    """ "uniform" is the default of torch.nn.Linear; "orthogonal" has gain sqrt 2 and `final_gain` (1) at the end."""
+    """ "uniform" is the default of torch.nn.Linear; "xavier" is uniform in +-sqrt(6 / (in + out)) with biases of 0;
+    "orthogonal" has gain sqrt 2 and `final_gain` (1) at the end, with biases of 0.
+    """
     weights, biases = list(weights), list(biases)
-    if init not in ("uniform", "orthogonal"):
-        raise UserError(f"There is no initialisation {init!r}; choose uniform or orthogonal.")
-    if init == "uniform" and final_gain is not None:
+    if init not in ("uniform", "xavier", "orthogonal"):
+        raise UserError(f"There is no initialisation {init!r}; choose uniform, xavier or orthogonal.")
+    if init != "orthogonal" and final_gain is not None:
         raise UserError("final_gain belongs to init=orthogonal; drop it or choose that initialisation.")
     with torch.no_grad():
         for i, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
@@ -274,11 +276,15 @@ def initialize(weights: Iterable[Tensor], biases: Iterable[Tensor], init: str, f
                 weight.uniform_(-bound, bound)
                 bias.uniform_(-bound, bound)
                 continue
+            bias.zero_()
+            if init == "xavier":
+                bound = math.sqrt(6.0 / sum(weight.shape[-2:]))
+                weight.uniform_(-bound, bound)
+                continue
             last = i == len(weights) - 1
             gain = (1.0 if final_gain is None else final_gain) if last else math.sqrt(2.0)
             for member in weight if weight.dim() == 3 else [weight]:
                 nn.init.orthogonal_(member, gain)
-            bias.zero_()
 
 
 class Critic(MLP):
@@ -292,8 +298,11 @@ class Critic(MLP):
         n: int = 2,
         layer_norm: bool = False,
         dropout: float = 0.0,
+        init: str = "uniform",
+        final_gain: float | None = None,
     ):
-        super().__init__([obs_dim + action_dim, *hidden, 1], ensemble=n, layer_norm=layer_norm, dropout=dropout)
+        sizes = [obs_dim + action_dim, *hidden, 1]
+        super().__init__(sizes, ensemble=n, layer_norm=layer_norm, dropout=dropout, init=init, final_gain=final_gain)
 
     def forward(  # type: ignore[override]
         self, obs: Tensor, action: Tensor, frozen: bool = False, members: Tensor | slice | None = None
@@ -304,9 +313,16 @@ class Critic(MLP):
 class GaussianActor(nn.Module):
     """The policy of SAC: a Gaussian with a state-dependent std, squashed by tanh into (-1, 1)."""
 
-    def __init__(self, obs_dim: int, action_dim: int, hidden: Sequence[int], layer_norm: bool = False):
+    def __init__(
+        self,
+        obs_dim: int,
+        action_dim: int,
+        hidden: Sequence[int],
+        layer_norm: bool = False,
+        init: str = "uniform",
+    ):
         super().__init__()
-        self.net = MLP([obs_dim, *hidden, 2 * action_dim], layer_norm=layer_norm)
+        self.net = MLP([obs_dim, *hidden, 2 * action_dim], layer_norm=layer_norm, init=init)
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log_std before the squashing."""

@@ -39,6 +39,17 @@ def gae(
     return advantage, advantage + value
 
 
+def going_on(reward: np.ndarray, truncated: bool, discount: float) -> np.ndarray:
+    """The rewards [n] of one episode; the last one is r / (1 - discount) where a time limit cut off n times the same r.
+
+    An episode that never met its sparse goal is taken to go on like that for ever, as the authors of Cal-QL do.
+    """
+    alike = len(reward) > 1 and np.ptp(reward) == 0.0
+    if not (alike and truncated and discount < 1.0):
+        return reward
+    return np.append(reward[:-1], reward[-1] / (1.0 - discount)).astype(reward.dtype)
+
+
 def discounted_returns(reward: Column, ends: Column, discount: float) -> Column:
     """Monte-Carlo return of every row [N]; rows are in time order and `ends` marks the last row of each episode."""
     if isinstance(reward, Tensor):

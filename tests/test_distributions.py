@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import distributions as reference
 
-from rlx.distributions import Categorical, DiagGaussian, MultiCategorical, Perceptron, Policy
+from rlx.config import learners, schemas
+from rlx.distributions import Categorical, DiagGaussian, MultiCategorical, Perceptron, Policy, first_log_std
 from rlx.errors import UserError
 from rlx.types import Spec
 
@@ -63,6 +64,34 @@ def test_diag_gaussian_samples_have_its_moments():
     draws = DiagGaussian(torch.tensor([[1.0, -2.0]]).expand(20000, 2), torch.tensor([0.0, math.log(0.5)])).sample()
     assert draws.mean(0).tolist() == pytest.approx([1.0, -2.0], abs=0.03)
     assert draws.std(0).tolist() == pytest.approx([1.0, 0.5], abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "std"),
+    [
+        (-1.0, 1.0, 1.0),  # HalfCheetah, Hopper
+        (-3.0, 3.0, 1 / 3),  # InvertedPendulum: 1 in its own units
+        (-2.0, 2.0, 0.5),  # Pendulum
+        (-0.4, 0.4, 1.0),  # Humanoid: never more than the half range
+        (0.0, 8.0, 0.25),  # the width counts, not where the box lies
+        (-math.inf, math.inf, 1.0),  # unbounded actions are not scaled
+        (-5.0, math.inf, 1.0),
+    ],
+)
+def test_the_first_std_is_1_in_the_units_of_the_env_and_at_most_the_half_range(low: float, high: float, std: float):
+    spec = Spec("Test-v0", (4,), "float32", "box", (2,), (low, -1.0), (high, 1.0))
+    assert first_log_std(spec, None).exp().tolist() == pytest.approx([std, 1.0])  # each dimension has its own
+    assert first_log_std(spec, -0.5).tolist() == [-0.5, -0.5]  # as asked, in the learner's units
+    assert first_log_std(spec_of("box"), None).tolist() == [0.0, 0.0]  # no bounds known
+
+
+@pytest.mark.parametrize("name", ["ppo", "a2c", "trpo"])
+def test_on_policy_learners_begin_with_a_std_that_fits_the_box(name: str):
+    spec = Spec("Test-v0", (4,), "float32", "box", (1,), (-3.0,), (3.0,))
+    torch.manual_seed(0)
+    learner = learners()[name](schemas()[f"algo/{name}"](), spec)
+    draws = learner.act(torch.zeros(20000, 4), explore=True)
+    assert 3.0 * draws.std().item() == pytest.approx(1.0, abs=0.02)
 
 
 @pytest.mark.parametrize("entropy_weight", [0.0, 0.3])

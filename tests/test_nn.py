@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rlx import nn as rnn
+from rlx.config import learners, schemas
 from rlx.errors import UserError
 from rlx.nn import (
     MLP,
@@ -26,7 +27,9 @@ from rlx.nn import (
     product,
     target_of,
 )
+from rlx.types import Spec
 
+SPEC = Spec("Test-v0", (3,), "float32", "box", (2,), (-1.0, -1.0), (1.0, 1.0))
 OPTIONS = list(itertools.product([None, 3], ["relu", "tanh", "elu"], [False, True]))
 
 
@@ -382,3 +385,35 @@ def test_a_target_is_a_copy_without_gradients() -> None:
 def test_freed_memory_can_be_kept() -> None:
     keep_freed_memory()
     assert MLP([2, 3, 1])(torch.ones(1, 2)).shape == (1, 1)
+
+
+def test_xavier_by_hand() -> None:
+    torch.manual_seed(0)
+    net = MLP([2, 1000, 4], ensemble=3, init="xavier")
+    for weight, (rows, columns) in zip(net.weights, [(2, 1000), (1000, 4)], strict=True):
+        bound = math.sqrt(6.0 / (rows + columns))
+        assert weight.abs().max().item() <= bound
+        assert weight.std().item() == pytest.approx(bound / math.sqrt(3.0), rel=0.03)
+    assert all(not bias.any() for bias in net.biases)
+    with pytest.raises(UserError, match="final_gain"):
+        MLP([2, 2], init="xavier", final_gain=1.0)
+
+
+@pytest.mark.parametrize("name", ["redq", "rlpd"])
+def test_redq_and_rlpd_start_as_their_authors_do(name: str) -> None:
+    learner = learners()[name](schemas()[f"algo/{name}"](hidden=[300, 200]), SPEC)
+    for net in (learner.actor.net, learner.critic):
+        assert all(not bias.any() for bias in net.biases)
+        for weight in net.weights:
+            bound = math.sqrt(6.0 / sum(weight.shape[-2:]))
+            assert 0.95 * bound < weight.abs().max().item() <= bound
+
+
+def test_iql_starts_orthogonal_with_a_gain_of_sqrt_2_everywhere() -> None:
+    learner = learners()["iql"](schemas()["algo/iql"](hidden=[8, 8]), SPEC)
+    for net in (learner.actor.net, learner.critic, learner.value):
+        assert all(not bias.any() for bias in net.biases)
+        for weight in net.weights:
+            for member in weight.detach() if weight.dim() == 3 else [weight.detach()]:
+                singular = torch.linalg.svdvals(member)
+                torch.testing.assert_close(singular, torch.full_like(singular, math.sqrt(2.0)))

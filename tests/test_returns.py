@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlx.returns import discounted_returns, gae, td_target
+from rlx.returns import discounted_returns, gae, going_on, td_target
 
 
 def test_terminated_states_do_not_bootstrap() -> None:
@@ -98,3 +98,13 @@ def test_monte_carlo_returns_stay_inside_their_episode(kind: type) -> None:
 
 def test_returns_of_whole_numbers_are_not_rounded() -> None:
     assert discounted_returns(np.array([0, 1]), np.array([0, 1]), 0.5).tolist() == [0.5, 1.0]
+
+
+def test_a_failure_that_was_cut_off_goes_on_for_ever() -> None:
+    reward = np.array([-5.0, -5.0], np.float32)
+    assert going_on(reward, truncated=True, discount=0.99).tolist() == pytest.approx([-5.0, -500.0])
+    assert reward.tolist() == [-5.0, -5.0]  # a copy
+    assert going_on(reward, truncated=False, discount=0.99).tolist() == [-5.0, -5.0]
+    assert going_on(reward, truncated=True, discount=1.0).tolist() == [-5.0, -5.0]
+    assert going_on(np.array([-5.0, 0.0]), truncated=True, discount=0.99).tolist() == [-5.0, 0.0]
+    assert going_on(np.array([-5.0]), truncated=True, discount=0.99).tolist() == [-5.0]  # one row tells nothing

@@ -24,13 +24,13 @@ from rlx.algos.ppo import (
 )
 from rlx.compiling import compilable
 from rlx.distributions import Perceptron, Policy
-from rlx.learner import AlgoConfig, Learner
+from rlx.learner import ActorCriticConfig, Learner
 from rlx.nn import RMSprop
 from rlx.types import Metrics, Rollout, Spec
 
 
 @dataclass
-class A2CConfig(AlgoConfig):
+class A2CConfig(ActorCriticConfig):
     _target_: str = "rlx.algos.a2c.A2C"
     name: str = "a2c"
     lr: float = 7e-4
@@ -43,7 +43,7 @@ class A2CConfig(AlgoConfig):
     max_grad_norm: float = 0.5  # of policy and value function together
     square_decay: float = 0.99  # of RMSprop: memory of the mean square
     eps: float = 1e-5  # added to the root of the mean square
-    log_std_init: float = 0.0  # of box actions
+    log_std_init: float | None = None  # of box actions scaled to [-1, 1]; None: a std of 1 in the env's units, or less
 
 
 def a2c_loss(
@@ -70,8 +70,8 @@ class A2C(Learner):
             cfg, max_grad_norm="positive", eps="positive", gae_lambda="in [0, 1]", square_decay="in [0, 1)",
             value_coef="0 or more",
         )  # fmt: skip
-        self.policy = Policy(spec, cfg.hidden, cfg.activation, cfg.log_std_init)
-        self.critic = Perceptron([spec.obs_dim, *cfg.hidden, 1], cfg.activation, final_gain=1.0)
+        self.policy = Policy(spec, cfg.actor_layers, cfg.activation, cfg.log_std_init)
+        self.critic = Perceptron([spec.obs_dim, *cfg.critic_layers, 1], cfg.activation, final_gain=1.0)
         if cfg.normalize_obs:
             self.register_buffer("obs_count", torch.zeros((), dtype=torch.int64))
         params = [*self.policy.parameters(), *self.critic.parameters()]

@@ -5,7 +5,9 @@
     actor   max w(A) * log pi(a|s),  A = min_i Q_i(s, a) - min_i Q_i(s, a~),  a~ ~ pi(s)
             w = min(exp(A / temperature), max_weight), or softmax over the batch of A / temperature, times its size
 
-The policy is the authors': an unsquashed Gaussian with a tanh mean, one std for all states, log_std in [-6, 0].
+The policy is the authors': an unsquashed Gaussian with a tanh mean, one std for all states, log_std in [-6, 0] (by a
+clamp; theirs by a sigmoid). Defaults and the tuned pairs for MuJoCo are CORL's: two layers of 256, batches of 256, exp.
+experiment=awac_paper has the authors' (rlkit): a policy of four layers with weight decay, batches of 1024, softmax.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from rlx.algos.bc import GaussianPolicy
 from rlx.algos.td3_bc import critic_loss
 from rlx.compiling import compilable
 from rlx.errors import require
-from rlx.learner import AlgoConfig, Learner
+from rlx.learner import ActorCriticConfig, Learner
 from rlx.nn import Adam, Critic, polyak, target_of
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
@@ -37,11 +39,12 @@ TEMPERATURES = {Weighting.exp: 1.0, Weighting.softmax: 0.5}
 
 
 @dataclass
-class AWACConfig(AlgoConfig):
+class AWACConfig(ActorCriticConfig):
     _target_: str = "rlx.algos.awac.AWAC"
     name: str = "awac"
     actor_lr: float = 3e-4
     critic_lr: float = 3e-4
+    actor_weight_decay: float = 0.0  # of Adam (L2), as the authors' 1e-4
     weighting: Weighting = Weighting.exp
     temperature: float | None = None  # of the advantages; None: 1.0 for exp, 0.5 for softmax
     max_weight: float = 100.0  # bound of the weights under exp
@@ -73,13 +76,15 @@ class AWAC(Learner):
         temperature = TEMPERATURES[cfg.weighting] if cfg.temperature is None else cfg.temperature
         require(temperature > 0.0, f"algo.temperature is {temperature}; it has to be positive, as 1.0.")
         require(cfg.max_weight > 0.0, f"algo.max_weight is {cfg.max_weight}; it has to be positive, as 100.")
+        decay = cfg.actor_weight_decay
+        require(decay >= 0.0, f"algo.actor_weight_decay is {decay}; use 0 for none or more, as 1e-4.")
         self.temperature = temperature
-        self.actor = GaussianPolicy(spec.obs_dim, spec.action_dim, cfg.hidden, log_std_range=(-6.0, 0.0))
-        self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.hidden)
+        self.actor = GaussianPolicy(spec.obs_dim, spec.action_dim, cfg.actor_layers, log_std_range=(-6.0, 0.0))
+        self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.critic_layers)
         self.target_critic = target_of(self.critic)
         self.online, self.targets = list(self.critic.parameters()), list(self.target_critic.parameters())
         self.optimizers = {
-            "actor": Adam(self.actor.parameters(), cfg.actor_lr),
+            "actor": Adam(self.actor.parameters(), cfg.actor_lr, weight_decay=cfg.actor_weight_decay),
             "critic": Adam(self.critic.parameters(), cfg.critic_lr),
         }
 

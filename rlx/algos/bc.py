@@ -55,9 +55,11 @@ class GaussianPolicy(nn.Module):
         hidden: Sequence[int],
         log_std_range: tuple[float, float] = (-5.0, 2.0),
         dropout: float = 0.0,
+        init: str = "uniform",
+        final_gain: float | None = None,
     ):
         super().__init__()
-        self.net = MLP([obs_dim, *hidden, action_dim], dropout=dropout)
+        self.net = MLP([obs_dim, *hidden, action_dim], dropout=dropout, init=init, final_gain=final_gain)
         self.log_std = nn.Parameter(torch.zeros(action_dim))
         self.log_std_range = log_std_range
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from rlx.algos.td3_bc import critic_loss
 from rlx.compiling import compilable
 from rlx.errors import require
-from rlx.learner import AlgoConfig, Learner
+from rlx.learner import ActorCriticConfig, Learner
 from rlx.nn import Adam, Critic, DeterministicActor, polyak, target_of
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
@@ -30,7 +30,7 @@ from rlx.vae import VAE, by_blocks, vae_loss
 
 
 @dataclass
-class BCQConfig(AlgoConfig):
+class BCQConfig(ActorCriticConfig):
     _target_: str = "rlx.algos.bcq.BCQ"
     name: str = "bcq"
     actor_lr: float = 1e-3
@@ -79,8 +79,8 @@ class BCQ(Learner):
             require(getattr(cfg, name) >= 1, f"algo.{name} is {getattr(cfg, name)}; use 1 or more, as algo.{name}=10.")
         obs_dim, action_dim = spec.obs_dim, spec.action_dim
         self.vae = VAE(obs_dim, action_dim, cfg.vae_hidden)
-        self.actor = DeterministicActor(obs_dim + action_dim, action_dim, cfg.hidden)  # xi(s, b)
-        self.critic = Critic(obs_dim, action_dim, cfg.hidden)
+        self.actor = DeterministicActor(obs_dim + action_dim, action_dim, cfg.actor_layers)  # xi(s, b)
+        self.critic = Critic(obs_dim, action_dim, cfg.critic_layers)
         self.target_actor, self.target_critic = target_of(self.actor), target_of(self.critic)
         self.register_buffer("eval_latents", self.vae.draw(cfg.eval_candidates))
         self.optimizers = {

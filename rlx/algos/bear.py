@@ -5,13 +5,16 @@ between a few actions of both, before their tanh, is held below `epsilon` by a L
 
     critic      y = r + discount * (1 - terminated) * max_n soft_i Q_i'(s', a_n),  soft = lam * min + (1 - lam) * max,
                 a_n ~ pi'(s')
-    actor       max min_i Q_i(s, a) - multiplier * MMD(pi(s), VAE(s)),  a ~ pi(s); during the warm-up the MMD alone
+    actor       max min_i Q_i(s, a) - multiplier * MMD(pi(s), VAE(s)),  a ~ pi(s); during the warm-up the MMD alone;
+                the noise of these actions is clipped to +-0.5, as the latents of the VAE are: else matching the
+                narrow set that such latents decode to would take the policy's std away
     multiplier  max multiplier * (MMD - epsilon) over log(multiplier) in [-5, 10]
     policy      among 10 samples the one with the largest Q_1
 
 Deviations: the actor's value is that of one sample, not of all that the MMD uses; the warm-up is 5,000 updates unless a
-tuned pair says otherwise (the authors make 20,000 of a million). Evaluation draws the noise of its samples once, when
-the learner is made, and keeps it with the weights: the policy is then a function of the observation.
+tuned pair says otherwise (the authors make 20,000 of a million), and batches are of 256 (theirs of 100). Evaluation
+draws the noise of its samples once, when the learner is made, and keeps it with the weights: the policy is then a
+function of the observation.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from rlx.algos.bcq import soft_min
 from rlx.algos.td3_bc import critic_loss
 from rlx.compiling import compilable
 from rlx.errors import require
-from rlx.learner import AlgoConfig, Learner
+from rlx.learner import ActorCriticConfig, Learner
 from rlx.nn import Adam, Critic, GaussianActor, polyak, target_of
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
@@ -44,17 +47,19 @@ class Kernel(str, Enum):
 
 
 @dataclass
-class BEARConfig(AlgoConfig):
+class BEARConfig(ActorCriticConfig):
     _target_: str = "rlx.algos.bear.BEAR"
     name: str = "bear"
-    actor_lr: float = 1e-4
-    critic_lr: float = 3e-4
-    vae_lr: float = 3e-4
+    hidden: list[int] = field(default_factory=lambda: [400, 300])
+    actor_lr: float = 1e-3
+    critic_lr: float = 1e-3
+    vae_lr: float = 1e-3
     multiplier_lr: float = 1e-3
     vae_hidden: list[int] = field(default_factory=lambda: [750, 750])
     kl_weight: float = 0.5  # of the latent's divergence against the reconstruction
     kernel: Kernel = Kernel.laplacian  # of the MMD: laplacian or gaussian
     sigma: float = 20.0  # width of the kernel; 10 for Hopper and HalfCheetah
+    noise_clip: float | None = 0.5  # bound of the noise of the policy's actions in the actor's loss; None: none
     mmd_samples: int = 5  # actions of the policy, and of the behaviour model, behind one MMD
     epsilon: float = 0.05  # MMD that the policy may have
     multiplier: float = 1.0  # first weight of the MMD
@@ -106,8 +111,8 @@ class BEAR(Learner):
         super().__init__(cfg, spec)
         check(cfg)
         self.vae = VAE(spec.obs_dim, spec.action_dim, cfg.vae_hidden)
-        self.actor = GaussianActor(spec.obs_dim, spec.action_dim, cfg.hidden)
-        self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.hidden)
+        self.actor = GaussianActor(spec.obs_dim, spec.action_dim, cfg.actor_layers)
+        self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.critic_layers)
         self.target_actor, self.target_critic = target_of(self.actor), target_of(self.critic)
         self.log_multiplier = torch.nn.Parameter(torch.tensor(math.log(cfg.multiplier)))
         self.register_buffer("eval_noise", torch.randn(cfg.eval_candidates, 1, spec.action_dim))
@@ -170,7 +175,7 @@ class BEAR(Learner):
         with torch.no_grad():
             rows = obs.repeat(n, 1)
             behaviour = self.vae.decode(rows, self.vae.draw(len(rows))).view(n, len(obs), -1)
-        raw = samples(self.actor(obs), n)
+        raw = samples(self.actor(obs), n, self.cfg.noise_clip)
         distance = mmd(raw, behaviour, self.cfg.sigma, self.cfg.kernel)
         q = self.critic(obs, torch.tanh(raw[0]), frozen=True).min(0).values if warm else None
         loss, metrics = bear_loss(q, distance, self.log_multiplier.detach().exp())
@@ -184,10 +189,11 @@ class BEAR(Learner):
         return metrics
 
 
-def samples(gaussian: tuple[Tensor, Tensor], n: int) -> Tensor:
+def samples(gaussian: tuple[Tensor, Tensor], n: int, clip: float | None = None) -> Tensor:
     """n actions per state, before their tanh, of the policy's mean and log_std: [n, B, dim(A)]."""
     mean, log_std = gaussian
-    return mean + log_std.exp() * torch.randn(n, *mean.shape, device=mean.device)
+    noise = torch.randn(n, *mean.shape, device=mean.device)
+    return mean + log_std.exp() * (noise if clip is None else noise.clamp_(-clip, clip))
 
 
 def check(cfg: BEARConfig) -> None:
@@ -197,6 +203,8 @@ def check(cfg: BEARConfig) -> None:
     for name, example in (("sigma", 20.0), ("epsilon", 0.05), ("multiplier", 1.0)):
         value = getattr(cfg, name)
         require(value > 0.0, f"algo.{name} is {value}; it has to be positive, for example algo.{name}={example}.")
+    clip = cfg.noise_clip
+    require(clip is None or clip > 0.0, f"algo.noise_clip is {clip}; it has to be positive, as 0.5, or null for none.")
     require(cfg.kl_weight >= 0.0, f"algo.kl_weight is {cfg.kl_weight}; use 0 or more, as algo.kl_weight=0.5.")
     require(cfg.warmup_updates >= 0, f"algo.warmup_updates is {cfg.warmup_updates}; use 0 for none, or more.")
     for name in ("mmd_samples", "candidates", "eval_candidates"):

@@ -24,7 +24,7 @@ from rlx.algos.sac import actor_loss, alpha_loss
 from rlx.algos.td3_bc import critic_loss
 from rlx.compiling import compilable
 from rlx.errors import require
-from rlx.learner import AlgoConfig, Learner
+from rlx.learner import ActorCriticConfig, Learner
 from rlx.nn import Adam, Critic, GaussianActor, polyak, squashed_sample, target_of
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
@@ -33,7 +33,7 @@ MAX_MULTIPLIER = 1e6
 
 
 @dataclass
-class CQLConfig(AlgoConfig):
+class CQLConfig(ActorCriticConfig):
     _target_: str = "rlx.algos.cql.CQL"
     name: str = "cql"
     actor_lr: float = 1e-4
@@ -46,7 +46,7 @@ class CQLConfig(AlgoConfig):
     lagrange_threshold: float | None = None  # the gap that a learned multiplier allows; None: weight alone
     max_q_backup: bool = False  # bootstrap from the best of n_actions
     backup_entropy: bool = False  # entropy bonus in the target
-    bc_updates: int = 40_000  # updates of imitation before the policy follows the critics; for runs of a million
+    bc_updates: int = 1_000  # updates of imitation before the policy follows the critics; paper: 40,000 of a million
 
 
 def cql_loss(
@@ -77,6 +77,7 @@ def values(critic: Critic, obs: Tensor, actions: Tensor) -> Tensor:
 class CQL(Learner):
     actions = ("box",)
     regimes = ("offline", "offline_to_online")
+    first_log_multiplier = 0.0
     cfg: CQLConfig
 
     def __init__(self, cfg: CQLConfig, spec: Spec):
@@ -95,8 +96,8 @@ class CQL(Learner):
             threshold is None or threshold >= 0.0,
             f"algo.lagrange_threshold is {threshold}; use 0 or more, as 5, or null for a fixed weight.",
         )
-        self.actor = GaussianActor(spec.obs_dim, spec.action_dim, cfg.hidden)
-        self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.hidden)
+        self.actor = GaussianActor(spec.obs_dim, spec.action_dim, cfg.actor_layers)
+        self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.critic_layers)
         self.target_critic = target_of(self.critic)
         self.online, self.targets = list(self.critic.parameters()), list(self.target_critic.parameters())
         self.log_alpha = torch.nn.Parameter(torch.tensor(math.log(cfg.alpha)))
@@ -107,7 +108,7 @@ class CQL(Learner):
             "alpha": Adam([self.log_alpha], cfg.alpha_lr),
         }
         if threshold is not None:
-            self.log_multiplier = torch.nn.Parameter(torch.zeros(()))
+            self.log_multiplier = torch.nn.Parameter(torch.tensor(self.first_log_multiplier))
             self.optimizers["multiplier"] = Adam([self.log_multiplier], cfg.critic_lr)
 
     def act(self, obs: Tensor, explore: bool) -> Tensor:
@@ -124,7 +125,8 @@ class CQL(Learner):
         loss, gap, metrics = self._critic_loss(batch, alpha)
         self.optimizers["critic"].minimize(loss)
         if self.cfg.lagrange_threshold is not None:
-            loss, found = multiplier_loss(self.log_multiplier, gap, self.cfg.weight, self.cfg.lagrange_threshold)
+            threshold = self._threshold(self.cfg.lagrange_threshold)
+            loss, found = multiplier_loss(self.log_multiplier, gap, self.cfg.weight, threshold)
             self.optimizers["multiplier"].minimize(loss)
             metrics |= found
 
@@ -159,11 +161,20 @@ class CQL(Learner):
         """The values [n, B, 2K] of the policy's actions as they enter the gap; Cal-QL bounds them from below."""
         return q, {}
 
+    def _best(self, q: Tensor) -> Tensor:
+        """One value [B] of the next state from those of several actions [n, B, K], under `max_q_backup`."""
+        return q.amax(-1).amin(0)
+
+    def _threshold(self, threshold: float) -> float:
+        """What the weighted gap may be; Cal-QL weighs the threshold, too."""
+        return threshold
+
     def _constraint(self) -> tuple[Tensor | float, float]:
-        """The multiplier of the gap and the threshold that is taken off it."""
+        """The multiplier of the weighted gap and the threshold that is taken off it."""
         if self.cfg.lagrange_threshold is None:
             return 1.0, 0.0
-        return self.log_multiplier.detach().exp().clamp(max=MAX_MULTIPLIER), self.cfg.lagrange_threshold
+        multiplier = self.log_multiplier.detach().exp().clamp(max=MAX_MULTIPLIER)
+        return multiplier, self._threshold(self.cfg.lagrange_threshold)
 
     def _sample(self, obs: Tensor, n: int) -> tuple[Tensor, Tensor]:
         """Actions [B, n, dim(A)] of the policy and their log-probabilities [B, n]."""
@@ -175,7 +186,7 @@ class CQL(Learner):
     def _next_value(self, next_obs: Tensor, alpha: Tensor) -> Tensor:
         if self.cfg.max_q_backup:
             action, _ = self._sample(next_obs, self.cfg.n_actions)
-            return values(self.target_critic, next_obs, action).amax(-1).amin(0)
+            return self._best(values(self.target_critic, next_obs, action))
         action, log_prob = self.actor.sample(next_obs)
         value = self.target_critic(next_obs, action).amin(0)
         return value - alpha * log_prob if self.cfg.backup_entropy else value

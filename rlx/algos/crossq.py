@@ -7,7 +7,7 @@
 
 So the statistics of a batch are those of both actions, which is what lets the target networks go. a' and the Q of the
 actor's loss use the running statistics (see batchrenorm.py). Wide critics, a large learning rate and a small beta1 of
-Adam belong to the method.
+Adam (of actor and critics; the temperature has the usual one) belong to the method.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from rlx.algos.sac import actor_loss, alpha_loss, critic_loss
 from rlx.batchrenorm import RenormMLP
 from rlx.compiling import compilable
 from rlx.errors import require
-from rlx.learner import AlgoConfig, Learner
+from rlx.learner import ActorCriticConfig, Learner
 from rlx.nn import Adam, SquashedSample, gaussian, noise_like, squashed_sample
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
 
 @dataclass
-class CrossQConfig(AlgoConfig):
+class CrossQConfig(ActorCriticConfig):
     _target_: str = "rlx.algos.crossq.CrossQ"
     name: str = "crossq"
-    critic_hidden: list[int] = field(default_factory=lambda: [2048, 2048])  # `hidden` is the actor's
+    critic_hidden: list[int] | None = field(default_factory=lambda: [2048, 2048])  # None: as `hidden`
     actor_lr: float = 1e-3
     critic_lr: float = 1e-3
     alpha_lr: float = 1e-3
-    beta1: float = 0.5  # of Adam
+    beta1: float = 0.5  # of Adam, for the actor and the critics
     alpha: float = 1.0  # the temperature, or its first value
     learn_alpha: bool = True  # move the temperature towards the target entropy
     target_entropy: float | None = None  # None: -dim(A)
     policy_delay: int = 3  # updates of the critics per update of the actor and the temperature
-    renorm_warmup: int = 100_000  # updates before batch renormalisation; plain batch normalisation until then
+    renorm_warmup: int = 100_000  # passes of a network before batch renormalisation; plain batch normalisation so far
 
 
 class Actor(torch.nn.Module):
@@ -85,15 +85,15 @@ class CrossQ(Learner):
         require(cfg.policy_delay >= 1, f"algo.policy_delay is {cfg.policy_delay}; use 1 or more, as 3.")
         require(cfg.renorm_warmup >= 0, f"algo.renorm_warmup is {cfg.renorm_warmup}; use 0 or more, as 100000.")
         require(cfg.batch_size >= 2, f"algo.batch_size is {cfg.batch_size}; statistics of a batch need 2 or more.")
-        self.actor = Actor(spec.obs_dim, spec.action_dim, cfg.hidden)
-        self.critic = RenormMLP([spec.obs_dim + spec.action_dim, *cfg.critic_hidden, 1], ensemble=2)
+        self.actor = Actor(spec.obs_dim, spec.action_dim, cfg.actor_layers)
+        self.critic = RenormMLP([spec.obs_dim + spec.action_dim, *cfg.critic_layers, 1], ensemble=2)
         self.log_alpha = torch.nn.Parameter(torch.tensor(math.log(cfg.alpha)))
         self.target_entropy = -float(spec.action_dim) if cfg.target_entropy is None else cfg.target_entropy
         betas = (cfg.beta1, 0.999)
         self.optimizers = {
             "actor": Adam(self.actor.parameters(), cfg.actor_lr, betas),
             "critic": Adam(self.critic.parameters(), cfg.critic_lr, betas),
-            "alpha": Adam([self.log_alpha], cfg.alpha_lr, betas),
+            "alpha": Adam([self.log_alpha], cfg.alpha_lr),
         }
 
     def act(self, obs: Tensor, explore: bool) -> Tensor:
@@ -101,18 +101,20 @@ class CrossQ(Learner):
 
     def update(self, batch: Batch) -> Metrics:
         self.updates += 1
-        renorm = self.updates > self.cfg.renorm_warmup
-        return self._learn(self.normalized(batch), renorm, self.due(self.cfg.policy_delay))
+        # each network warms up by passes of its own, of which the delayed actor makes fewer
+        passes = (self.updates, self.updates // self.cfg.policy_delay)
+        critic_renorm, actor_renorm = (n > self.cfg.renorm_warmup for n in passes)
+        return self._learn(self.normalized(batch), critic_renorm, actor_renorm, self.due(self.cfg.policy_delay))
 
     @compilable
-    def _learn(self, batch: Batch, renorm: bool, improve: bool) -> Metrics:
+    def _learn(self, batch: Batch, critic_renorm: bool, actor_renorm: bool, improve: bool) -> Metrics:
         alpha = self.log_alpha.detach().exp()
 
-        loss, metrics = self._critic_loss(batch, alpha, renorm)
+        loss, metrics = self._critic_loss(batch, alpha, critic_renorm)
         self.optimizers["critic"].minimize(loss)
 
         if improve:
-            loss, log_prob, actor_metrics = self._actor_loss(batch.obs, alpha, renorm)
+            loss, log_prob, actor_metrics = self._actor_loss(batch.obs, alpha, actor_renorm)
             self.optimizers["actor"].minimize(loss)
             loss, alpha_metrics = alpha_loss(self.log_alpha, log_prob, self.target_entropy)
             if self.cfg.learn_alpha:

@@ -19,14 +19,14 @@ from rlx.algos.td3 import actor_loss, explored
 from rlx.algos.td3_bc import critic_loss
 from rlx.compiling import compilable
 from rlx.errors import require
-from rlx.learner import AlgoConfig, Learner
+from rlx.learner import ActorCriticConfig, Learner
 from rlx.nn import Adam, Critic, DeterministicActor, polyak, target_of
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
 
 @dataclass
-class DDPGConfig(AlgoConfig):
+class DDPGConfig(ActorCriticConfig):
     _target_: str = "rlx.algos.ddpg.DDPG"
     name: str = "ddpg"
     actor_lr: float = 1e-3
@@ -45,8 +45,8 @@ class DDPG(Learner):
         require(0.0 < cfg.tau <= 1.0, f"algo.tau is {cfg.tau}; it has to be in (0, 1], for example algo.tau=0.005.")
         noise = cfg.exploration_noise
         require(noise >= 0.0, f"algo.exploration_noise is {noise}; use 0 for none, or more.")
-        self.actor = DeterministicActor(spec.obs_dim, spec.action_dim, cfg.hidden)
-        self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.hidden, n=1)
+        self.actor = DeterministicActor(spec.obs_dim, spec.action_dim, cfg.actor_layers)
+        self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.critic_layers, n=1)
         self.target_actor, self.target_critic = target_of(self.actor), target_of(self.critic)
         self.online = [*self.actor.parameters(), *self.critic.parameters()]
         self.targets = [*self.target_actor.parameters(), *self.target_critic.parameters()]

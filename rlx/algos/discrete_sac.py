@@ -19,14 +19,14 @@ from torch import Tensor
 
 from rlx.compiling import compilable
 from rlx.errors import require
-from rlx.learner import AlgoConfig, Learner
+from rlx.learner import ActorCriticConfig, Learner
 from rlx.nn import MLP, Adam, polyak, target_of
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
 
 @dataclass
-class DiscreteSACConfig(AlgoConfig):
+class DiscreteSACConfig(ActorCriticConfig):
     _target_: str = "rlx.algos.discrete_sac.DiscreteSAC"
     name: str = "discrete_sac"
     actor_lr: float = 3e-4
@@ -75,8 +75,8 @@ class DiscreteSAC(Learner):
             0.0 <= cfg.target_entropy_scale < 1.0,
             f"algo.target_entropy_scale is {cfg.target_entropy_scale}; it is a share of log|A| in [0, 1), as 0.5.",
         )
-        self.actor = MLP([spec.obs_dim, *cfg.hidden, spec.action_dim])
-        self.critic = MLP([spec.obs_dim, *cfg.hidden, spec.action_dim], ensemble=2)
+        self.actor = MLP([spec.obs_dim, *cfg.actor_layers, spec.action_dim])
+        self.critic = MLP([spec.obs_dim, *cfg.critic_layers, spec.action_dim], ensemble=2)
         self.target_critic = target_of(self.critic)
         self.log_alpha = torch.nn.Parameter(torch.tensor(math.log(cfg.alpha)))
         self.target_entropy = cfg.target_entropy_scale * math.log(spec.action_dim)

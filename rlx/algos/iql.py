@@ -5,7 +5,8 @@
     critic  min sum_i (Q_i(s, a) - r - discount * (1 - terminated) * V(s'))^2
 
 in this order: actor and critic see the new V. No action outside of the data is ever valued. The policy is an unsquashed
-Gaussian with a tanh mean, one std for all states and log_std >= -5; it is evaluated by its mean.
+Gaussian with a tanh mean, one std for all states and log_std >= -5; it is evaluated by its mean. Networks start
+orthogonal with a gain of sqrt 2, the last layers too, and without biases, as the authors' do.
 
 expectile / beta: 0.7 / 3 for locomotion (with reward=normalize_return), 0.9 / 10 for AntMaze (with reward=antmaze),
 0.7 / 0.5 and dropout 0.1 for Adroit.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,14 +25,14 @@ from rlx.algos.bc import GaussianPolicy
 from rlx.algos.td3_bc import critic_loss
 from rlx.compiling import compilable
 from rlx.errors import require
-from rlx.learner import AlgoConfig, Learner
+from rlx.learner import ActorCriticConfig, Learner
 from rlx.nn import MLP, Adam, Critic, polyak, target_of
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
 
 @dataclass
-class IQLConfig(AlgoConfig):
+class IQLConfig(ActorCriticConfig):
     _target_: str = "rlx.algos.iql.IQL"
     name: str = "iql"
     actor_lr: float = 3e-4
@@ -84,11 +86,12 @@ class IQL(Learner):
             cfg.actor_decay_updates is None or cfg.actor_decay_updates >= 1,
             f"algo.actor_decay_updates is {cfg.actor_decay_updates}; give 1 or more, or null for no decay.",
         )
-        self.actor = GaussianPolicy(spec.obs_dim, spec.action_dim, cfg.hidden, dropout=cfg.dropout)
-        self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.hidden)
+        start: dict[str, Any] = {"init": "orthogonal", "final_gain": math.sqrt(2.0)}
+        self.actor = GaussianPolicy(spec.obs_dim, spec.action_dim, cfg.actor_layers, dropout=cfg.dropout, **start)
+        self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.critic_layers, **start)
         self.target_critic = target_of(self.critic)
         self.online, self.targets = list(self.critic.parameters()), list(self.target_critic.parameters())
-        self.value = MLP([spec.obs_dim, *cfg.hidden, 1])
+        self.value = MLP([spec.obs_dim, *cfg.critic_layers, 1], **start)
         self.optimizers = {
             "value": Adam(self.value.parameters(), cfg.value_lr),
             "actor": Adam(self.actor.parameters(), cfg.actor_lr),

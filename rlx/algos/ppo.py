@@ -26,7 +26,7 @@ from torch import Tensor
 from rlx.compiling import compilable
 from rlx.distributions import Perceptron, Policy
 from rlx.errors import require
-from rlx.learner import AlgoConfig, Learner
+from rlx.learner import ActorCriticConfig, AlgoConfig, Learner
 from rlx.nn import Adam
 from rlx.returns import gae
 from rlx.types import Metrics, Rollout, Spec
@@ -35,7 +35,7 @@ CLIP = 10.0  # normalised observations stay within +-CLIP
 
 
 @dataclass
-class PPOConfig(AlgoConfig):
+class PPOConfig(ActorCriticConfig):
     _target_: str = "rlx.algos.ppo.PPO"
     name: str = "ppo"
     lr: float = 3e-4
@@ -51,7 +51,7 @@ class PPOConfig(AlgoConfig):
     value_coef: float = 0.5
     max_grad_norm: float = 0.5  # of policy and value function together
     target_kl: float | None = None  # stop the epochs once KL(old | new) of a minibatch exceeds 1.5 times this
-    log_std_init: float = 0.0  # of box actions
+    log_std_init: float | None = None  # of box actions scaled to [-1, 1]; None: a std of 1 in the env's units, or less
 
 
 RULES: dict[str, Callable[[float], bool]] = {
@@ -177,8 +177,8 @@ class PPO(Learner):
             cfg, max_grad_norm="positive", clip_range="positive", clip_range_value="positive", target_kl="positive",
             epochs="1 or more", gae_lambda="in [0, 1]", value_coef="0 or more",
         )  # fmt: skip
-        self.policy = Policy(spec, cfg.hidden, cfg.activation, cfg.log_std_init)
-        self.critic = Perceptron([spec.obs_dim, *cfg.hidden, 1], cfg.activation, final_gain=1.0)
+        self.policy = Policy(spec, cfg.actor_layers, cfg.activation, cfg.log_std_init)
+        self.critic = Perceptron([spec.obs_dim, *cfg.critic_layers, 1], cfg.activation, final_gain=1.0)
         if cfg.normalize_obs:
             self.register_buffer("obs_count", torch.zeros((), dtype=torch.int64))
         params = [*self.policy.trainable(), *self.critic.parameters()]

@@ -6,7 +6,8 @@ SAC with many updates per env step, kept unbiased enough by an ensemble:
                  M: `subset` of the `critics`, redrawn for every critic step
     actor        min alpha * log pi(a|s) - mean_i Q_i(s, a), with the temperature, on the last minibatch of an env step
 
-The target entropy is -dim(A), except on MuJoCo, where the authors use MBPO's table (the tuned pairs have it).
+The target entropy is -dim(A), except on MuJoCo, where the authors use MBPO's table (the tuned pairs have it). Networks
+start by Xavier, without biases, as the authors' do.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from torch import Tensor
 from rlx.algos.sac import actor_loss, alpha_loss, critic_loss
 from rlx.compiling import compilable
 from rlx.errors import require
-from rlx.learner import AlgoConfig, Learner
+from rlx.learner import ActorCriticConfig, Learner
 from rlx.nn import Adam, Critic, GaussianActor, polyak, target_of
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
 
 @dataclass
-class REDQConfig(AlgoConfig):
+class REDQConfig(ActorCriticConfig):
     _target_: str = "rlx.algos.redq.REDQ"
     name: str = "redq"
     actor_lr: float = 3e-4
@@ -57,8 +58,8 @@ class REDQ(Learner):
             f"algo.subset is {cfg.subset} of algo.critics={cfg.critics}; take between 1 and {cfg.critics} of them.",
         )
         require(cfg.policy_delay >= 1, f"algo.policy_delay is {cfg.policy_delay}; use 1 or more, as 20.")
-        self.actor = GaussianActor(spec.obs_dim, spec.action_dim, cfg.hidden)
-        self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.hidden, cfg.critics)
+        self.actor = GaussianActor(spec.obs_dim, spec.action_dim, cfg.actor_layers, init="xavier")
+        self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.critic_layers, cfg.critics, init="xavier")
         self.target_critic = target_of(self.critic)
         self.online, self.targets = list(self.critic.parameters()), list(self.target_critic.parameters())
         self.log_alpha = torch.nn.Parameter(torch.tensor(math.log(cfg.alpha)))

@@ -6,8 +6,9 @@ SAC on minibatches that are part prior data and part replay, with what makes man
                  Z: `subset` of the `critics`, redrawn for every critic step; LayerNorm before every ReLU of a critic
     actor        min alpha * log pi(a|s) - mean_i Q_i(s, a), with the temperature, on the last minibatch of a step
 
-The mixture of the minibatches is the trainer's: `trainer.offline_batch_ratio`. AntMaze and Adroit want
-`backup_entropy=false` and three hidden layers.
+The mixture of the minibatches is the trainer's: `trainer.offline_batch_ratio`. Networks start by Xavier, without
+biases, as the authors' do. AntMaze and Adroit want `backup_entropy=false` and three hidden layers, AntMaze also
+`subset=1` (experiment=rlpd_antmaze_paper).
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from torch import Tensor
 from rlx.algos.sac import actor_loss, alpha_loss, critic_loss
 from rlx.compiling import compilable
 from rlx.errors import require
-from rlx.learner import AlgoConfig, Learner
+from rlx.learner import ActorCriticConfig, Learner
 from rlx.nn import Adam, Critic, GaussianActor, polyak, target_of
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
 
 @dataclass
-class RLPDConfig(AlgoConfig):
+class RLPDConfig(ActorCriticConfig):
     _target_: str = "rlx.algos.rlpd.RLPD"
     name: str = "rlpd"
     actor_lr: float = 3e-4
@@ -59,8 +60,10 @@ class RLPD(Learner):
             f"algo.subset is {cfg.subset} of algo.critics={cfg.critics}; take between 1 and {cfg.critics} of them.",
         )
         require(cfg.policy_delay >= 1, f"algo.policy_delay is {cfg.policy_delay}; use 1 or more, as 20.")
-        self.actor = GaussianActor(spec.obs_dim, spec.action_dim, cfg.hidden)
-        self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.hidden, cfg.critics, cfg.layer_norm)
+        self.actor = GaussianActor(spec.obs_dim, spec.action_dim, cfg.actor_layers, init="xavier")
+        self.critic = Critic(
+            spec.obs_dim, spec.action_dim, cfg.critic_layers, cfg.critics, cfg.layer_norm, init="xavier"
+        )
         self.target_critic = target_of(self.critic)
         self.online, self.targets = list(self.critic.parameters()), list(self.target_critic.parameters())
         self.log_alpha = torch.nn.Parameter(torch.tensor(math.log(cfg.alpha)))

@@ -20,14 +20,14 @@ from torch import Tensor
 
 from rlx.compiling import compilable
 from rlx.errors import require
-from rlx.learner import AlgoConfig, Learner
+from rlx.learner import ActorCriticConfig, Learner
 from rlx.nn import Adam, Critic, GaussianActor, polyak, target_of
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
 
 @dataclass
-class SACConfig(AlgoConfig):
+class SACConfig(ActorCriticConfig):
     _target_: str = "rlx.algos.sac.SAC"
     name: str = "sac"
     actor_lr: float = 3e-4
@@ -66,8 +66,8 @@ class SAC(Learner):
         super().__init__(cfg, spec)
         require(0.0 < cfg.tau <= 1.0, f"algo.tau is {cfg.tau}; it has to be in (0, 1], for example algo.tau=0.005.")
         require(cfg.alpha > 0.0, f"algo.alpha is {cfg.alpha}; a temperature is positive, for example algo.alpha=0.2.")
-        self.actor = GaussianActor(spec.obs_dim, spec.action_dim, cfg.hidden)
-        self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.hidden)
+        self.actor = GaussianActor(spec.obs_dim, spec.action_dim, cfg.actor_layers)
+        self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.critic_layers)
         self.target_critic = target_of(self.critic)
         self.online, self.targets = list(self.critic.parameters()), list(self.target_critic.parameters())
         self.log_alpha = torch.nn.Parameter(torch.tensor(math.log(cfg.alpha)))

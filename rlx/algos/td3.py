@@ -17,14 +17,14 @@ from torch import Tensor
 from rlx.algos.td3_bc import critic_loss, smoothed
 from rlx.compiling import compilable
 from rlx.errors import require
-from rlx.learner import AlgoConfig, Learner
+from rlx.learner import ActorCriticConfig, Learner
 from rlx.nn import Adam, Critic, DeterministicActor, polyak, target_of
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
 
 @dataclass
-class TD3Config(AlgoConfig):
+class TD3Config(ActorCriticConfig):
     _target_: str = "rlx.algos.td3.TD3"
     name: str = "td3"
     actor_lr: float = 3e-4
@@ -59,8 +59,8 @@ class TD3(Learner):
         for field in ("target_noise", "target_noise_clip", "exploration_noise"):
             value = getattr(cfg, field)
             require(value >= 0.0, f"algo.{field} is {value}; use 0 for none, or more.")
-        self.actor = DeterministicActor(spec.obs_dim, spec.action_dim, cfg.hidden)
-        self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.hidden)
+        self.actor = DeterministicActor(spec.obs_dim, spec.action_dim, cfg.actor_layers)
+        self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.critic_layers)
         self.target_actor, self.target_critic = target_of(self.actor), target_of(self.critic)
         self.online = [*self.actor.parameters(), *self.critic.parameters()]
         self.targets = [*self.target_actor.parameters(), *self.target_critic.parameters()]

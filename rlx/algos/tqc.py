@@ -24,14 +24,14 @@ from torch import Tensor
 from rlx.algos.sac import actor_loss, alpha_loss
 from rlx.compiling import compilable
 from rlx.errors import require
-from rlx.learner import AlgoConfig, Learner
+from rlx.learner import ActorCriticConfig, Learner
 from rlx.nn import MLP, Adam, GaussianActor, polyak, target_of
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
 
 @dataclass
-class TQCConfig(AlgoConfig):
+class TQCConfig(ActorCriticConfig):
     _target_: str = "rlx.algos.tqc.TQC"
     name: str = "tqc"
     actor_lr: float = 3e-4
@@ -44,7 +44,6 @@ class TQCConfig(AlgoConfig):
     critics: int = 5  # size of the ensemble
     quantiles: int = 25  # values of each critic
     dropped: int = 2  # of the quantiles, per critic: how pessimistic the target is
-    critic_hidden: list[int] | None = None  # layers of the critics; None: as `hidden`
 
 
 def truncated(quantiles: Tensor, dropped: int) -> Tensor:
@@ -112,9 +111,8 @@ class TQC(Learner):
             0 <= cfg.dropped < cfg.quantiles,
             f"algo.dropped is {cfg.dropped} of algo.quantiles={cfg.quantiles}; drop at least 0 and keep at least 1.",
         )
-        hidden = cfg.hidden if cfg.critic_hidden is None else cfg.critic_hidden
-        self.actor = GaussianActor(spec.obs_dim, spec.action_dim, cfg.hidden)
-        self.critic = QuantileCritic(spec.obs_dim, spec.action_dim, hidden, cfg.critics, cfg.quantiles)
+        self.actor = GaussianActor(spec.obs_dim, spec.action_dim, cfg.actor_layers)
+        self.critic = QuantileCritic(spec.obs_dim, spec.action_dim, cfg.critic_layers, cfg.critics, cfg.quantiles)
         self.target_critic = target_of(self.critic)
         self.online, self.targets = list(self.critic.parameters()), list(self.target_critic.parameters())
         self.log_alpha = torch.nn.Parameter(torch.tensor(math.log(cfg.alpha)))

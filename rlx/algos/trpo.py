@@ -28,13 +28,13 @@ from rlx.algos.ppo import (
 )
 from rlx.compiling import compilable
 from rlx.distributions import Perceptron, Policy
-from rlx.learner import AlgoConfig, Learner
+from rlx.learner import ActorCriticConfig, Learner
 from rlx.nn import Adam
 from rlx.types import Metrics, Rollout, Spec
 
 
 @dataclass
-class TRPOConfig(AlgoConfig):
+class TRPOConfig(ActorCriticConfig):
     _target_: str = "rlx.algos.trpo.TRPO"
     name: str = "trpo"
     lr: float = 1e-3  # of the value function
@@ -49,7 +49,7 @@ class TRPOConfig(AlgoConfig):
     line_search_steps: int = 10
     line_search_shrink: float = 0.8
     normalize_advantage: bool = True  # over the rollout
-    log_std_init: float = 0.0  # of box actions
+    log_std_init: float | None = None  # of box actions scaled to [-1, 1]; None: a std of 1 in the env's units, or less
 
 
 def conjugate_gradient(
@@ -85,8 +85,8 @@ class TRPO(Learner):
             cfg, max_kl="positive", epochs="1 or more", cg_iterations="1 or more", cg_damping="0 or more",
             line_search_steps="1 or more", line_search_shrink="in (0, 1]", gae_lambda="in [0, 1]",
         )  # fmt: skip
-        self.policy = Policy(spec, cfg.hidden, cfg.activation, cfg.log_std_init)
-        self.critic = Perceptron([spec.obs_dim, *cfg.hidden, 1], cfg.activation, final_gain=1.0)
+        self.policy = Policy(spec, cfg.actor_layers, cfg.activation, cfg.log_std_init)
+        self.critic = Perceptron([spec.obs_dim, *cfg.critic_layers, 1], cfg.activation, final_gain=1.0)
         if cfg.normalize_obs:
             self.register_buffer("obs_count", torch.zeros((), dtype=torch.int64))
         self.optimizers["critic"] = Adam(self.critic.parameters(), cfg.lr, eps=1e-5)

@@ -19,7 +19,7 @@ import numpy as np
 
 from rlx.data.columns import Array, Columns, assemble, bounds, chunks, on_disk, take
 from rlx.errors import UserError
-from rlx.returns import discounted_returns
+from rlx.returns import discounted_returns, going_on
 from rlx.types import Spec
 
 log = logging.getLogger("rlx")
@@ -148,13 +148,11 @@ class TransitionDataset:
         """`mc_return`: discounted sum of (transformed) rewards to the end of the episode, cut at truncations.
 
         Except where all rewards of a truncated episode are the same, as in one that never met its sparse goal: it is
-        taken to go on like that for ever, which is what the authors of Cal-QL do on AntMaze.
+        taken to go on like that for ever, see `going_on`.
         """
         reward = self.reward.copy()
         for start, stop in self.episodes:
-            alike = stop - start > 1 and np.ptp(reward[start:stop]) == 0.0
-            if alike and self.truncated[stop - 1] and discount < 1.0:
-                reward[stop - 1] /= 1.0 - discount
+            reward[start:stop] = going_on(reward[start:stop], bool(self.truncated[stop - 1]), discount)
         return self._with(mc_return=discounted_returns(reward, self.ends, discount))
 
     def with_n_step(self, n: int, discount: float) -> TransitionDataset:

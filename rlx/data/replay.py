@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rlx.errors import UserError
 from rlx.memory import enough_memory
-from rlx.returns import discounted_returns
+from rlx.returns import discounted_returns, going_on
 from rlx.types import Batch, Spec
 
 if TYPE_CHECKING:
@@ -172,14 +172,15 @@ class Replay:
                 self._set_returns(self.total - self.num_envs + int(env))
 
     def _set_returns(self, last: int) -> None:
-        """The Monte-Carlo returns of the episode that ended with row `last` of the stream."""
+        """The Monte-Carlo returns of the episode that ended with row `last` of the stream, as a dataset has them."""
         oldest = max(self.total - self.capacity, 0)
         rows = np.arange(last, oldest - 1, -self.num_envs) % self.capacity  # backwards in time
         flags = [self.layout.slices[name].start for name in ("terminated", "truncated")]
         earlier = np.flatnonzero(self._rows[rows[1:]][:, flags].any(1))  # the ends of episodes before this one
         rows = rows[: earlier[0] + 1 if len(earlier) else None][::-1]
         ends = np.arange(len(rows)) == len(rows) - 1
-        reward = self._rows[rows, self.layout.slices["reward"].start]
+        truncated = bool(self._rows[rows[-1], self.layout.slices["truncated"].start])
+        reward = going_on(self._rows[rows, self.layout.slices["reward"].start], truncated, self.discount)
         self._rows[rows, self.layout.slices["mc_return"].start] = discounted_returns(reward, ends, self.discount)
 
     def _add_outside(self, at: Any, obs: np.ndarray, next_obs: np.ndarray) -> None:

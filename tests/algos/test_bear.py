@@ -53,6 +53,11 @@ def test_the_mmd_of_equal_sets_is_nothing_and_has_a_gradient() -> None:
     assert torch.isfinite(torch.autograd.grad(distance.sum(), x)[0]).all()
 
 
+def test_what_keeps_the_root_differentiable_is_under_it() -> None:
+    x = torch.zeros(2, 1, 1)
+    assert mmd(x, x, sigma=10.0).item() == pytest.approx(1e-3, rel=1e-4)
+
+
 def test_the_mmd_is_that_of_each_state_alone() -> None:
     x, y = torch.randn(4, 3, 2), torch.randn(6, 3, 2)
     each = torch.cat([mmd(x[:, b : b + 1], y[:, b : b + 1], sigma=1.0) for b in range(3)])
@@ -84,6 +89,51 @@ def test_samples_have_the_policy_s_mean_and_std() -> None:
     assert drawn.shape == (4000, 1, 1)
     assert drawn.mean().item() == pytest.approx(3.0, abs=0.03)
     assert drawn.std().item() == pytest.approx(0.5, abs=0.03)
+
+
+def test_samples_with_clipped_noise_stay_within_half_a_std() -> None:
+    torch.manual_seed(0)
+    drawn = samples((torch.full((1, 1), 3.0), torch.full((1, 1), math.log(2.0))), 4000, clip=0.5)
+    assert drawn.amin().item() == 2.0  # 3 - 0.5 * 2
+    assert drawn.amax().item() == 4.0
+    share = ((drawn > 2.0) & (drawn < 4.0)).float().mean().item()
+    assert share == pytest.approx(math.erf(0.5 / math.sqrt(2.0)), abs=0.03)  # of a normal within +-0.5: 38 %
+
+
+@pytest.mark.parametrize(("clip", "range_"), [(0.5, 1.0), (0.25, 0.5)])
+def test_the_actor_s_loss_has_clipped_noise_and_the_target_has_not(
+    monkeypatch: pytest.MonkeyPatch, clip: float, range_: float
+) -> None:
+    seen: list[torch.Tensor] = []
+
+    def watched(x: torch.Tensor, y: torch.Tensor, *rest: object) -> torch.Tensor:
+        seen.append(x)
+        return (x - y).square().mean((0, 2))
+
+    monkeypatch.setattr("rlx.algos.bear.mmd", watched)
+    learner, obs = make(noise_clip=clip, mmd_samples=200), torch.randn(3, 2)
+    learner._actor_loss(obs, True)
+    std = learner.actor(obs)[1].exp()
+    torch.testing.assert_close(seen[0].amax(0) - seen[0].amin(0), range_ * std)  # both bounds are among 200 draws
+    with torch.no_grad():  # Q = tanh(raw), so the best of 500 tells how far the target's noise reaches
+        learner.target_actor.net.weights[-1].zero_()
+        learner.target_actor.net.biases[-1].zero_()
+    linear_critics(learner, [1.0, 1.0])
+    learner.cfg.candidates = 500
+    assert math.atanh(learner._next_value(torch.zeros(1, 2)).item()) > 2.0
+
+
+def test_the_policy_s_std_follows_that_of_the_data() -> None:
+    """With the MMD alone. Data of std 0.2 in the latent's terms; without the clip the std is lost against the VAE's
+    clipped latents.
+    """
+    found = {}
+    for clip in (0.5, None):
+        learner = make(noise_clip=clip, warmup_updates=10_000, sigma=1.0, mmd_samples=10)
+        for _ in range(400):
+            learner.update(bandit(64))
+        found[clip] = learner.actor(torch.randn(64, 2))[1].exp().mean().item()
+    assert found[0.5] > 1.5 * found[None]
 
 
 def test_metrics_and_what_moves() -> None:
@@ -152,6 +202,23 @@ def linear_critics(learner: BEAR, slopes: list[float]) -> None:
                 critic.biases[2][i] = -10.0
 
 
+@pytest.mark.parametrize(("slopes", "smaller"), [([5.0, 1.0], 1.0), ([1.0, 5.0], 1.0), ([-1.0, -5.0], -5.0)])
+def test_the_actor_follows_the_smaller_critic(slopes: list[float], smaller: float) -> None:
+    """For actions above 0, where a policy that is certain of tanh(1) has all of them."""
+    learner = make()
+    linear_critics(learner, slopes)
+    with torch.no_grad():
+        for p in learner.actor.parameters():
+            p.zero_()
+        learner.actor.net.biases[-1].copy_(torch.tensor([1.0, -20.0]))
+    obs = torch.randn(8, 2)
+    torch.manual_seed(1)
+    with_value = learner._actor_loss(obs, True)[0].item()
+    torch.manual_seed(1)
+    without = learner._actor_loss(obs, False)[0].item()
+    assert without - with_value == pytest.approx(smaller * math.tanh(1.0), abs=1e-4)
+
+
 def test_the_maximum_over_candidates_comes_after_the_minimum_over_critics() -> None:
     """Q_1 = a and Q_2 = -a: the soft minimum is -|a| / 2 for every candidate, so the best one is next to 0."""
     learner = make(candidates=500)
@@ -208,6 +275,7 @@ def test_exploration_samples_the_policy() -> None:
         {"mmd_samples": 0},
         {"warmup_updates": -1},
         {"multiplier_lr": 0.0},
+        {"noise_clip": 0.0},
     ],
 )
 def test_impossible_settings_are_refused(options: dict[str, float]) -> None:

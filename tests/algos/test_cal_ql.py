@@ -12,6 +12,7 @@ import rlx
 from rlx.algos.cal_ql import CalQL, CalQLConfig, calibrated
 from rlx.algos.cql import CQL, CQLConfig
 from rlx.errors import UserError
+from rlx.nn import Critic
 from rlx.types import Batch, Metrics, Spec
 
 SPEC = Spec("bandit", (2,), "float32", "box", (1,), (-1.0,), (1.0,))
@@ -46,7 +47,7 @@ def test_it_says_that_it_needs_returns() -> None:
 
 
 def test_without_known_returns_it_is_cql() -> None:
-    ours, plain = make(), make(CQL)
+    ours, plain = make(max_q_backup=False), make(CQL)
     for learner in (ours, plain):
         torch.manual_seed(1)
         for _ in range(3):
@@ -73,6 +74,48 @@ def test_only_the_policys_actions_are_bounded() -> None:
     expected = torch.logsumexp(torch.cat([torch.full((4096, 4), math.log(2.0)), drawn], 1), 1).mean().item()
     assert metrics["q/gap"].item() == pytest.approx(expected, rel=1e-5)
     assert metrics["q/bounded"].item() == 1.0
+
+
+def says(critic: Critic, slopes: list[float]) -> None:
+    """Critic i says slopes[i] * a, as relu(10 + slope * a) - 10."""
+    with torch.no_grad():
+        for p in critic.parameters():
+            p.zero_()
+        critic.weights[0][:, 2, 0] = torch.tensor(slopes)
+        critic.biases[0][:, 0, 0] = 10.0
+        critic.weights[1][:, 0, 0] = 1.0
+        critic.weights[2][:, 0, 0] = 1.0
+        critic.biases[2].fill_(-10.0)
+
+
+def test_the_target_is_the_best_action_of_the_smaller_critic() -> None:
+    """Critics a and -a: max_a min_i is at most 0 and close to it, CQL's min_i max_a is far above."""
+    found = {}
+    for kind in (CalQL, CQL):
+        learner = make(kind, max_q_backup=True, n_actions=500)
+        says(learner.target_critic, [1.0, -1.0])
+        found[kind] = learner._next_value(torch.zeros(1, 2), torch.tensor(1.0)).item()
+    assert -0.02 < found[CalQL] <= 0.0
+    assert found[CQL] > 0.5
+    assert CalQLConfig().max_q_backup
+    assert not CQLConfig().max_q_backup
+
+
+def test_best_by_hand() -> None:
+    q = torch.tensor([[[1.0, 5.0]], [[4.0, 2.0]]])  # two critics, one row, two actions
+    assert make()._best(q).tolist() == [2.0]  # the minima are 1 and 2
+    assert make(CQL)._best(q).tolist() == [4.0]  # the maxima are 5 and 4
+
+
+def test_the_threshold_is_weighted_too() -> None:
+    """multiplier * weight * (gap - threshold), where CQL has multiplier * (weight * gap - threshold)."""
+    for kind, first, threshold in ((CalQL, math.e, 5.0 * 0.8), (CQL, 1.0, 0.8)):
+        learner = make(kind, lagrange_threshold=0.8, weight=5.0)
+        metrics = learner.update(bandit(mc_return=-math.inf))
+        gap = metrics["q/gap"].item()
+        assert metrics["q/multiplier"].item() == pytest.approx(first)
+        assert metrics["loss/conservative"].item() == pytest.approx(2 * first * (5.0 * gap - threshold), rel=1e-5)
+        assert metrics["loss/multiplier"].item() == pytest.approx(-first * (5.0 * gap - threshold), rel=1e-5)
 
 
 def test_values_of_the_policy_do_not_fall_far_below_the_returns() -> None:

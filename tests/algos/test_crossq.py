@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rlx.algos.crossq import CrossQ, CrossQConfig
 from rlx.batchrenorm import D_MAX, EPS, MOMENTUM, R_MAX, RenormMLP, learn, moments
+from rlx.config import compose_config
 from rlx.errors import UserError
 from rlx.types import Batch, Spec
 
@@ -216,3 +217,30 @@ def test_learns_a_bandit() -> None:
     actions = learner.act(torch.randn(64, 2), explore=False)
     assert actions.mean().item() == pytest.approx(0.5, abs=0.15)
     assert actions.std().item() < 0.2
+
+
+def test_the_temperature_has_the_usual_beta1() -> None:
+    learner = make(beta1=0.25)
+    assert {name: optimizer.betas for name, optimizer in learner.optimizers.items()} == {
+        "actor": (0.25, 0.999), "critic": (0.25, 0.999), "alpha": (0.9, 0.999),
+    }  # fmt: skip
+
+
+def test_each_network_warms_up_by_its_own_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The critic renormalises after 2 updates, the actor, which learns in every third of them, after 2 of its own."""
+    seen: dict[int, list[bool]] = {}
+    original = RenormMLP.learn
+
+    def watched(self: RenormMLP, x: Tensor, renorm: bool) -> Tensor:
+        seen.setdefault(len(self.weights[0]), []).append(renorm)
+        return original(self, x, renorm)
+
+    monkeypatch.setattr(RenormMLP, "learn", watched)
+    learner = make(renorm_warmup=2, policy_delay=3)
+    for _ in range(9):
+        learner.update(bandit())
+    assert seen == {2: [False, False, *[True] * 7], 1: [False, False, True]}  # two critics, one actor
+
+
+def test_it_begins_with_5000_random_steps() -> None:
+    assert compose_config(["algo=crossq", "env=hopper"]).trainer.learning_starts == 5000

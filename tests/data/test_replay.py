@@ -170,6 +170,25 @@ def test_monte_carlo_returns_are_known_when_an_episode_ends() -> None:
     assert rows_of(again, list(range(8))).mc_return.equal(rows_of(replay, list(range(8))).mc_return)
 
 
+@pytest.mark.parametrize(
+    ("rewards", "end", "expected"),
+    [
+        ([-5.0, -5.0, -5.0], "truncated", [-10.0, -10.0, -10.0]),  # -5 / (1 - 0.5), as a dataset has it
+        ([-5.0, -5.0, -5.0], "terminated", [-8.75, -7.5, -5.0]),  # it is over
+        ([-5.0, -5.0, 5.0], "truncated", [-6.25, -2.5, 5.0]),  # it met its goal
+    ],
+)
+def test_a_failure_that_was_cut_off_goes_on_for_ever(rewards: list[float], end: str, expected: list[float]) -> None:
+    replay = Replay(UniformConfig(capacity=8), BOX, 1, 0.5, seed=0, mc_return=True)
+    obs = np.zeros((1, 2), np.float32)
+    for i, reward in enumerate([1.0, *rewards]):  # after an episode of one step
+        over = {"terminated": np.array([i == 0]), "truncated": np.array([False])}
+        if i == len(rewards):
+            over[end] = np.array([True])
+        replay.add(obs, np.zeros((1, 1)), np.array([reward]), obs, **over)
+    assert rows_of(replay, [0, 1, 2, 3]).mc_return.tolist() == [1.0, *expected]
+
+
 def test_only_the_env_whose_episode_ended_gets_its_returns() -> None:
     replay = Replay(UniformConfig(capacity=8), BOX, 2, 0.5, seed=0, mc_return=True)
     obs, flags = np.zeros((2, 2), np.float32), np.array([False, True])

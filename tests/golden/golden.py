@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import cycle
 from pathlib import Path
@@ -47,7 +47,7 @@ class Case(NamedTuple):
     """How our learner is held against a file."""
 
     learner: type[Learner]
-    config: type[AlgoConfig]
+    config: Callable[..., AlgoConfig]
     tolerance: float  # largest difference of any number
     draws: Sequence[Sequence[str]] = ((),)  # names of what update 1, 2, ... draws, in order; starts over at its end
     fixed: Sequence[str] = ()  # networks or parameters that the settings keep as they are
