@@ -87,6 +87,44 @@ def test_the_advantage_is_over_the_policys_action() -> None:
     assert learner.update(batch)["q/advantage"].item() == pytest.approx(expected, abs=0.01)
 
 
+@pytest.mark.parametrize("data", [-1.0, 1.0])
+def test_the_advantage_is_of_the_smaller_critic_on_both_sides(data: float) -> None:
+    """Critics that say 5 a and a, target critics that say 0, a policy that is certain of 0: min(5 a, a) - 0."""
+    learner = make(critic_lr=1e-12, hidden=[])
+    with torch.no_grad():
+        for p in learner.parameters():
+            p.zero_()
+        learner.critic.weights[0][:, 2, 0] = torch.tensor([5.0, 1.0])
+        learner.actor.log_std.fill_(-6.0)
+    batch = bandit()._replace(action=torch.full((64, 1), data))
+    smaller = min(5.0 * data, data)
+    assert learner.update(batch)["q/advantage"].item() == pytest.approx(smaller, abs=0.02)
+
+
+def test_the_policys_value_is_that_of_a_sample_inside_the_box() -> None:
+    """Q = |a|, a policy around 0 with a std of 1: V is the mean of min(|a|, 1), 0.63, and 0 for the mean action."""
+    learner = make(critic_lr=1e-12, hidden=[2])
+    with torch.no_grad():
+        for p in learner.parameters():
+            p.zero_()
+        learner.critic.weights[0][:, 2] = torch.tensor([1.0, -1.0])
+        learner.critic.weights[1].fill_(1.0)  # relu(a) + relu(-a)
+    batch = bandit(4096)._replace(action=torch.zeros(4096, 1))
+    assert learner.update(batch)["q/advantage"].item() == pytest.approx(-0.63, abs=0.03)
+
+
+def test_weights_are_cut_at_the_configs_bound() -> None:
+    """Q = 10 a and all actions of the data at 1: every weight would be exp(10)."""
+    learner = make(critic_lr=1e-12, hidden=[], max_weight=7.0)
+    with torch.no_grad():
+        for p in learner.parameters():
+            p.zero_()
+        learner.critic.weights[0][:, 2] = 10.0
+        learner.actor.log_std.fill_(-6.0)
+    batch = bandit()._replace(action=torch.ones(64, 1))
+    assert learner.update(batch)["policy/weight"].item() == pytest.approx(7.0)
+
+
 def test_targets_follow_slowly() -> None:
     learner = make(tau=0.25)
     before = copy.deepcopy(learner.target_critic.weights[0])

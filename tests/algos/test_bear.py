@@ -53,6 +53,11 @@ def test_the_mmd_of_equal_sets_is_nothing_and_has_a_gradient() -> None:
     assert torch.isfinite(torch.autograd.grad(distance.sum(), x)[0]).all()
 
 
+def test_what_keeps_the_root_differentiable_is_under_it() -> None:
+    x = torch.zeros(2, 1, 1)
+    assert mmd(x, x, sigma=10.0).item() == pytest.approx(1e-3, rel=1e-4)
+
+
 def test_the_mmd_is_that_of_each_state_alone() -> None:
     x, y = torch.randn(4, 3, 2), torch.randn(6, 3, 2)
     each = torch.cat([mmd(x[:, b : b + 1], y[:, b : b + 1], sigma=1.0) for b in range(3)])
@@ -195,6 +200,23 @@ def linear_critics(learner: BEAR, slopes: list[float]) -> None:
                 critic.weights[1][i, 0, 0] = 1.0
                 critic.weights[2][i, 0, 0] = 1.0
                 critic.biases[2][i] = -10.0
+
+
+@pytest.mark.parametrize(("slopes", "smaller"), [([5.0, 1.0], 1.0), ([1.0, 5.0], 1.0), ([-1.0, -5.0], -5.0)])
+def test_the_actor_follows_the_smaller_critic(slopes: list[float], smaller: float) -> None:
+    """For actions above 0, where a policy that is certain of tanh(1) has all of them."""
+    learner = make()
+    linear_critics(learner, slopes)
+    with torch.no_grad():
+        for p in learner.actor.parameters():
+            p.zero_()
+        learner.actor.net.biases[-1].copy_(torch.tensor([1.0, -20.0]))
+    obs = torch.randn(8, 2)
+    torch.manual_seed(1)
+    with_value = learner._actor_loss(obs, True)[0].item()
+    torch.manual_seed(1)
+    without = learner._actor_loss(obs, False)[0].item()
+    assert without - with_value == pytest.approx(smaller * math.tanh(1.0), abs=1e-4)
 
 
 def test_the_maximum_over_candidates_comes_after_the_minimum_over_critics() -> None:

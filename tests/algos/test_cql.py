@@ -90,6 +90,53 @@ def test_the_gap_is_importance_weighted() -> None:
     assert gap == pytest.approx(math.log(3 * 200 * 4), abs=0.05)
 
 
+@pytest.mark.parametrize("options", [{}, {"max_q_backup": True}, {"lagrange_threshold": 5.0}])
+def test_the_critics_loss_reaches_the_critics_alone(options: dict[str, float]) -> None:
+    """Not the policy by log pi, and not the multiplier, which climbs what the critics descend."""
+    learner = make(**options)
+    batch = bandit()._replace(terminated=torch.zeros(64))
+    learner._critic_loss(batch, learner.log_alpha.detach().exp())[0].backward()
+    with_gradient = {name.split(".")[0] for name, p in learner.named_parameters() if p.grad is not None}
+    assert with_gradient == {"critic"}
+
+
+def test_the_gap_is_that_of_three_kinds_of_actions_at_the_state_itself() -> None:
+    """Critics that say 5 s: log(3 n * volume of the box) if all actions are valued at s, and more if some are at s'."""
+    learner = make(hidden=[], n_actions=300, critic_lr=1e-12)
+    with torch.no_grad():
+        for p in learner.parameters():
+            p.zero_()
+        learner.critic.weights[0][:, 0] = 5.0
+    gap = learner.update(bandit(32))["q/gap"].item()
+    assert gap == pytest.approx(math.log(3 * 300 * 4), abs=0.1)
+
+
+def test_the_actions_of_the_next_state_count() -> None:
+    """Critics that say 100 a, a policy that is certain of a = tanh(s): the gap grows with s' where s stays."""
+    learner = make(hidden=[], n_actions=1, critic_lr=1e-12)
+    with torch.no_grad():
+        for p in learner.parameters():
+            p.zero_()
+        learner.critic.weights[0][:, 2] = 100.0
+        learner.actor.net.weights[0][0, 0] = 1.0
+        learner.actor.net.biases[0][2:] = -5.0  # log_std
+    batch = bandit()._replace(action=torch.zeros(64, 2), obs=torch.full((64, 2), -1.0))
+    low, high = (learner.update(batch._replace(next_obs=torch.full((64, 2), s)))["q/gap"].item() for s in (-1.0, 1.0))
+    assert high > low + 30.0
+
+
+def test_multiplier_weight_and_threshold_meet_in_both_losses() -> None:
+    """multiplier * (2 gap - 6) for each of two critics, and once with the other sign for the multiplier."""
+    learner = make(weight=2.0, lagrange_threshold=6.0, n_actions=2, critic_lr=1e-12)
+    constant(learner.critic, 0.0, 0.0)
+    with torch.no_grad():
+        learner.log_multiplier.fill_(math.log(0.5))
+    metrics = learner.update(bandit())
+    gap = metrics["q/gap"].item()
+    assert metrics["loss/conservative"].item() == pytest.approx(2 * 0.5 * (2.0 * gap - 6.0), rel=1e-5)
+    assert metrics["loss/multiplier"].item() == pytest.approx(-0.5 * (2.0 * gap - 6.0), rel=1e-5)
+
+
 def test_names_of_the_metrics() -> None:
     metrics = make().update(bandit())
     assert set(metrics) == NAMES

@@ -75,6 +75,19 @@ def test_actor_and_critic_see_the_new_value_and_the_target_critic() -> None:
     assert metrics["q/target"].item() == pytest.approx(target.mean().item(), abs=1e-6)
 
 
+def test_value_and_advantage_are_those_of_the_target_critics() -> None:
+    """Target critics that say 3 and 2, critics that say 10 and 20, and a value of 0."""
+    learner = make(hidden=[], value_lr=1e-12)
+    with torch.no_grad():
+        for p in learner.parameters():
+            p.zero_()
+        learner.critic.biases[0].copy_(torch.tensor([10.0, 20.0]).view(2, 1, 1))
+        learner.target_critic.biases[0].copy_(torch.tensor([3.0, 2.0]).view(2, 1, 1))
+    metrics = learner.update(bandit())
+    assert metrics["loss/value"].item() == pytest.approx(0.7 * 2.0**2)
+    assert metrics["q/advantage"].item() == pytest.approx(2.0)
+
+
 def test_terminated_states_do_not_bootstrap() -> None:
     batch = bandit()
     assert make().update(batch)["q/target"].item() == pytest.approx(batch.reward.mean().item(), rel=1e-6)

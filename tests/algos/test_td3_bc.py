@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
@@ -93,6 +94,19 @@ def test_the_target_is_the_smaller_critic() -> None:
         learner.target_critic.biases[-1].copy_(torch.tensor([3.0, 2.0]).view(2, 1, 1))
     batch = bandit()._replace(terminated=torch.zeros(64), reward=torch.ones(64), discount=torch.full((64,), 0.25))
     assert learner.update(batch)["q/target"].item() == pytest.approx(1.5)
+
+
+def test_the_target_is_the_value_of_the_target_actor() -> None:
+    """Critics that say a, an actor that does -tanh(1), a target actor that does tanh(2)."""
+    learner = make(hidden=[], target_noise=0.0, normalize_obs=False)
+    with torch.no_grad():
+        for p in learner.parameters():
+            p.zero_()
+        learner.target_critic.weights[0][:, 2] = 1.0
+        learner.actor.net.biases[0].fill_(-1.0)
+        learner.target_actor.net.biases[0].fill_(2.0)
+    batch = bandit()._replace(terminated=torch.zeros(64), reward=torch.ones(64), discount=torch.full((64,), 0.5))
+    assert learner.update(batch)["q/target"].item() == pytest.approx(1.0 + 0.5 * math.tanh(2.0))
 
 
 def test_observations_are_standardised_in_act_and_update() -> None:

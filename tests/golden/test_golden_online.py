@@ -38,8 +38,8 @@ CASES = {
     "trpo_discrete": Case(TRPO, TRPOConfig, 4e-6, [["rows"] * 3]),
     "redq": Case(REDQ, REDQConfig, 2e-6, [["members", "next_action"]] * 4 + [["members", "next_action", "action"]]),
     "discrete_sac": Case(DiscreteSAC, DiscreteSACConfig, 8e-7),
-    "crossq": Case(CrossQ, CrossQConfig, 1e-6, CROSSQ_DRAWS, fixed=("log_alpha",)),
-    "crossq_renorm": Case(CrossQ, CrossQConfig, 1e-5, CROSSQ_DRAWS, fixed=("log_alpha",)),
+    "crossq": Case(CrossQ, CrossQConfig, 1e-6, CROSSQ_DRAWS),
+    "crossq_renorm": Case(CrossQ, CrossQConfig, 1e-5, CROSSQ_DRAWS),
 }
 
 
