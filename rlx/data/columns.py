@@ -448,7 +448,7 @@ def _doubtful(obs: Any, next_obs: Any, terminated: Array, flagged: Array) -> boo
     the rows: one of a hundred missing boundaries is found for certain, a single one hardly. Then all rows are compared.
     """
     size = max(1, CHUNK // 4 * len(obs) // max(1, obs.nbytes))
-    share = 32 if on_disk(obs) else 16
+    share = 64 if on_disk(obs) else 16
     share = 1 if len(obs) <= share * size else share
     offsets = np.random.default_rng(0).integers(share, size=len(obs) // (size * share) + 1) * size
     for first, offset in enumerate(offsets):
