@@ -17,7 +17,17 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rlx.data.columns import Array, Columns, assemble, bounds, chunks, claim_memory, on_disk, take
+from rlx.data.columns import (
+    Array,
+    Columns,
+    assemble,
+    bounds,
+    chunks,
+    claim_memory,
+    compare_successors,
+    on_disk,
+    take,
+)
 from rlx.errors import UserError
 from rlx.returns import discounted_returns, going_on
 from rlx.types import Spec
@@ -54,7 +64,8 @@ class TransitionDataset:
         self.key_map = columns.key_map  # key in the file -> column
         self.notes = columns.notes  # what was derived or changed on the way, in words
         self.scaled = False  # are box actions in [-1, 1]
-        self.continues = columns.continues  # [N] is next_obs the obs of the next row; None: not known
+        self.continues = columns.continues  # [N] is next_obs the obs of the next row; None: no doubt, so not compared
+        self.derived = columns.derived  # was next_obs not in the file
         self.shuffled = columns.shuffled  # are the rows in no order
         self.made_up = columns.made_up  # have terminated rows their own obs for next_obs
         self.ends_only = columns.ends_only  # does nothing tell terminal states from time limits
@@ -106,6 +117,12 @@ class TransitionDataset:
         if self.continues is None:
             return np.zeros(0, dtype=np.int64)
         return np.flatnonzero(~self.continues & ~self.ends)
+
+    def compared(self) -> TransitionDataset:
+        """This dataset with next_obs compared with the next obs in every row, not only where it was doubtful."""
+        if self.derived or self.continues is not None:
+            return self
+        return self._with(continues=compare_successors(self.obs, self.next_obs))
 
     def check_order(self, what: str) -> None:
         """Refuse what looks further than one row where the rows of an episode do not follow each other.

@@ -70,7 +70,7 @@ def with_episodes(
     """The dataset with boundaries where its rows say so, or as stored, with or without a warning."""
     choice = Episodes(choice)
     if choice is Episodes.as_stored:
-        return dataset._with(shuffled=False, continues=None)
+        return dataset._with(shuffled=False, continues=None, order_matters=False)
     if choice is Episodes.check:
         if (missing := _no_boundaries(dataset, limit, env_id)) is not None:
             raise UserError(f"{dataset.source}: {missing}.")
@@ -82,11 +82,12 @@ def with_episodes(
             f"{dataset.source}: dataset.episodes=infer finds no episodes, because the rows are in no order; use "
             "dataset.episodes=check."
         )
-    if dataset.continues is None:
+    if dataset.derived:
         raise UserError(
             f"{dataset.source}: dataset.episodes=infer compares next_obs with the next obs, and the file has no "
             "next_obs; use dataset.episodes=check."
         )
+    dataset = dataset.compared()
     gaps, resets = dataset.gaps, reset_rows(dataset)
     if len(gaps):
         truncated, ends = dataset.truncated.copy(), dataset.ends.copy()

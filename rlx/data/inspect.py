@@ -42,9 +42,9 @@ def inspect_dataset(dataset: TransitionDataset, spec: Spec | None = None) -> lis
 
 def _order(dataset: TransitionDataset) -> str:
     """Does next_obs continue from row to row?"""
-    if dataset.continues is None:
+    if dataset.derived:
         return "not checked: next_obs was taken from the observations"
-    return doubt_order(dataset) or "next_obs is the next obs inside every episode"
+    return doubt_order(dataset.compared()) or "next_obs is the next obs inside every episode"
 
 
 def _terminals(dataset: TransitionDataset, spec: Spec | None) -> str:

@@ -165,8 +165,7 @@ def read_minari_folder(folder: Path) -> TransitionDataset:
         raise UserError(
             f"{data}: holds {len(dataset)} transitions, expected {stated} as its metadata says; it is incomplete."
         )
-    dataset.continues = None  # next_obs came from the observations
-    dataset.shuffled = False
+    dataset.derived = True  # next_obs came from the observations
     dataset.key_map = {key: column for key, column in dataset.key_map.items() if key in ("observations", *STEP_KEYS)}
     dataset.notes += ("next_obs taken from the observations, which include the last one of every episode",)
     return dataset

@@ -195,9 +195,9 @@ def _join(parts: list[TransitionDataset], names: list[str]) -> TransitionDataset
     mixed = parts[0]._with(mc_return=None, discount=None)
     for column in COLUMNS:
         setattr(mixed, column, np.concatenate([getattr(part, column) for part in parts]))
-    known = [part.continues for part in parts]
-    mixed.continues = None if any(c is None for c in known) else np.concatenate(known)  # type: ignore[arg-type]
-    for flag in ("shuffled", "made_up", "ends_only"):
+    known = [~part.ends if part.continues is None else part.continues for part in parts]
+    mixed.continues = None if all(part.continues is None for part in parts) else np.concatenate(known)
+    for flag in ("shuffled", "derived", "made_up", "ends_only"):
         setattr(mixed, flag, any(getattr(part, flag) for part in parts))
     mixed.recorded = all(part.recorded for part in parts)
     mixed.group = np.repeat(np.arange(len(parts)), [len(part) for part in parts])

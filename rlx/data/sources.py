@@ -87,7 +87,7 @@ class NpzConfig(DatasetConfig):
 
 @dataclass
 class PtConfig(DatasetConfig):
-    """Transitions in a .pt file: a dict of tensors, read with weights_only."""
+    """Transitions in a .pt file: a dict of tensors, never unpickled."""
 
     _target_: str = "rlx.data.sources.load_pt"
     path: str = ""  # the file; keys under their usual names

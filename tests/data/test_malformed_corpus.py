@@ -9,6 +9,7 @@ import contextlib
 import io
 import os
 import resource
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -28,6 +29,7 @@ from rlx.types import Spec
 SPEC = Spec("Toy-v0", (3,), "float32", "box", (2,), (-1.0, -1.0), (1.0, 1.0))
 MEMORY = 512 * 2**20  # bytes more than the child begins with
 SECONDS = 20  # of processor time; a good file takes a hundredth of one
+WAIT = 300  # seconds until a child that waits for something is ended; no more than a way out
 WATCHED = ("os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "os.mkdir", "os.remove", "os.rename", "socket")
 
 
@@ -39,6 +41,7 @@ def limited() -> list[str]:
         size = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, size + MEMORY))
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+    signal.alarm(WAIT)
     seen: list[str] = []
 
     def watch(event: str, args: tuple[Any, ...]) -> None:
@@ -128,3 +131,30 @@ def test_a_malformed_dataset_ends_in_a_sentence(name, tmp_path, monkeypatch):
     assert status == 0, f"{name}: status {status}\n{said}"
     assert sorted(str(path) for path in tmp_path.rglob("*")) == before
     assert "Traceback" not in said
+
+
+WHOLE = {
+    "npz: rewards: python code": ("npz", "path"),
+    "npz: zip bomb of 8 GB": ("npz", "path"),
+    "npz: FIFO": ("npz", "path"),
+    "pt: rewards: expanded to 8 GB": ("pt", "path"),
+    "pt: an object that would run": ("pt", "path"),
+    "hdf5: rewards: 5 GB of fill values": ("hdf5", "path"),
+    "d3rlpy: num_episodes: huge": ("hdf5", "path"),
+    "minari: metadata: deep": ("minari", "id"),
+    "minari: data are a FIFO": ("minari", "id"),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_run_on_a_malformed_dataset_ends_in_a_sentence(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    source, (kind, option) = CORPUS[name](tmp_path), WHOLE[name]
+    where = source.relative_to(tmp_path) if option == "id" else source
+    run = [f"dataset={kind}", f"dataset.{option}={where}", f"run_dir={tmp_path / 'run'}", "algo.hidden=[8,8]"]
+    assert rlx.cli.main(["algo=td3_bc", "env=pendulum", "threads=1", "logger=none", *run]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert said[0].startswith("rlx: ")
+    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "canary").exists()

@@ -11,7 +11,7 @@ import pytest
 import rlx.cli
 import rlx.workflows
 from rlx.data import TransitionDataset, WindowSampler, inspect_dataset
-from rlx.data.episodes import with_episodes, with_terminals
+from rlx.data.episodes import reset_rows, with_episodes, with_terminals
 from rlx.data.mixing import MixConfig, load_mix
 from rlx.data.replay import DatasetReplay
 from rlx.data.sources import NpzConfig, finish, load_npz, load_transition_dataset, roll_out_random
@@ -219,8 +219,7 @@ def test_rounding_is_no_boundary(tmp_path, caplog):
     arrays["next_obs"] = arrays["next_obs"] * np.float32(1 + 2e-7)
     data = load_npz(saved(tmp_path, arrays), SPEC)
     assert warnings_of(caplog) == ""
-    assert data.continues is not None
-    assert data.continues.sum() == 480
+    assert data.compared().continues.sum() == 480
 
 
 def test_one_episode_beyond_the_limit_without_successors_is_refused(tmp_path):
@@ -403,3 +402,16 @@ def test_choices_without_an_env_have_to_be_countable(tmp_path):
 def test_a_dataset_without_doubts_is_left_alone():
     data = TransitionDataset.from_dict(walks([25] * 4))
     assert with_episodes(data, "infer").truncated.tolist() == data.truncated.tolist()
+
+
+@pytest.mark.parametrize("kind", ["glued", "resets", "good"])
+def test_large_sets_are_looked_at_in_places_and_then_in_every_row(kind):
+    lengths = [500] * 400  # 200,000 rows: more than are looked at
+    arrays = {"glued": walks, "resets": with_resets, "good": walks}[kind](lengths)
+    if kind == "glued":
+        arrays["truncated"] = np.zeros(200_000)
+    data = TransitionDataset.from_dict(arrays)
+    assert (data.continues is None) == (kind == "good")
+    assert len(data.gaps) == (399 if kind == "glued" else 0)
+    assert len(reset_rows(data)) == (399 if kind == "resets" else 0)
+    assert int(data.compared().continues.sum()) == (199_999 if kind == "resets" else 199_600)
