@@ -132,7 +132,7 @@ def test_goals_that_are_dicts_are_observations_only() -> None:
 
 def test_an_extra_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gymnasium_robotics", None)  # cannot be imported
-    with pytest.raises(UserError, match=r"pip install 'rlx\[robotics\]'"):
+    with pytest.raises(UserError, match=r"pip install -e '\.\[robotics\]'"):
         make_env(EnvConfig(id="FetchReach-v4", extra="robotics"))
 
 
@@ -141,7 +141,7 @@ def test_packages_that_do_not_fit_each_other_are_said(monkeypatch: pytest.Monkey
         raise AssertionError("joint type")
 
     monkeypatch.setattr(Maze, "__init__", outdated)
-    with pytest.raises(UserError, match=r"joint type.*pip install 'rlx\[mujoco\]'"):
+    with pytest.raises(UserError, match=r"joint type.*pip install -e '\.\[mujoco\]'"):
         make_env(EnvConfig(id="Maze-v0", extra="mujoco"))
     with pytest.raises(AssertionError, match="joint type"):  # an env of the user's own: its traceback says more
         make_env(EnvConfig(id="Maze-v0"))
