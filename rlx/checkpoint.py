@@ -36,6 +36,7 @@ from torch import Tensor
 from rlx.data.replay import Layout, Replay
 from rlx.errors import UserError
 from rlx.files import fsync_folder, write_atomically
+from rlx.saved import check_saved_spec
 from rlx.types import Goal, Spec
 
 log = logging.getLogger("rlx")
@@ -114,11 +115,13 @@ def read_folder(path: Path) -> Checkpoint:
         values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()}
         spec = Spec(**values)
         spec = spec._replace(goal=Goal(goal[0], tuple(goal[1]), tuple(goal[2])) if goal else None)
+        check_saved_spec(spec)
         tensors = {Path(n).stem: load_tensors(data) for n, data in files.items() if n.endswith(".safetensors")}
         segments = manifest["segments"]
+        config = files["config.yaml"].decode()
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedCheckpoint(f"{path.name}: {error}") from error
-    return Checkpoint(files["config.yaml"].decode(), spec, state, tensors, segments, path)
+    return Checkpoint(config, spec, state, tensors, segments, path)
 
 
 class CheckpointStore:

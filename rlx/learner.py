@@ -48,7 +48,9 @@ def check_algo(values: Mapping[str, Any]) -> None:
             require(value > 0, f"algo.{name}={value} is no learning rate; give a number above 0, as algo.{name}=3e-4.")
         if name == "hidden" or name.endswith("_hidden"):
             widths = f"algo.{name}={list(value or ())} is not possible"
-            require(all(n >= 1 for n in value or ()), f"{widths}; every layer needs at least 1 unit.")
+            require(
+                all(type(n) is int and n >= 1 for n in value or ()), f"{widths}; every layer needs at least 1 unit."
+            )
             require(len(value or ()) <= MOST_LAYERS, f"algo.{name} has more than {MOST_LAYERS} layers; give fewer.")
     rows, discount = values["batch_size"], values["discount"]
     require(rows >= 1, f"algo.batch_size={rows} is not possible; give at least 1.")

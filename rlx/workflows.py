@@ -30,6 +30,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rlx.callbacks.bus import Callback, CallbackBus
 from rlx.checkpoint import CheckpointStore, DamagedCheckpoint, find_checkpoint, read_folder
 from rlx.config import (
+    MOST_THREADS,
     check_regime,
     check_seed,
     check_spec,
@@ -47,7 +48,7 @@ from rlx.data.inspect import inspect_dataset
 from rlx.data.minari import minari_root, write_minari
 from rlx.data.replay import DatasetReplay, Layout, Replay
 from rlx.data.sources import finish, load_transition_dataset
-from rlx.envs import make_env, make_vector_env, spec_of
+from rlx.envs import make_env, make_vector_env, probe, spec_of
 from rlx.envs.factory import EnvConfig
 from rlx.errors import UserError
 from rlx.files import read_bounded, write_atomically
@@ -62,7 +63,6 @@ from rlx.saved import (
     as_text,
     as_written,
     check_like,
-    check_saved_spec,
     leaves,
     parse,
     references,
@@ -156,6 +156,8 @@ def resume(run_dir: str | Path, *overrides: str, trust: tuple[str, ...] = ()) ->
         saved = store.latest() if store.steps() else None
         threads = saved.state["threads"] if saved else None
         check_like(threads or 1, 1, "threads")
+        if not 1 <= (threads or 1) <= MOST_THREADS:
+            raise ValueError(f"threads={threads}")
     threads = set_threads(cfg, threads)
     seed_everything(int(cfg.seed))
     trainer = build(cfg, folder)
@@ -166,6 +168,7 @@ def resume(run_dir: str | Path, *overrides: str, trust: tuple[str, ...] = ()) ->
         (folder / "summary.json").unlink(missing_ok=True)
     else:
         try:
+            check_same_env(saved.spec, trainer.spec)
             with restoring(saved.path or folder):
                 trainer.restore(saved)
         except UserError:
@@ -455,6 +458,7 @@ def choose_device(name: str) -> torch.device:
 
 def env_spec(cfg: EnvConfig, trust: Sequence[str] = ()) -> Spec:
     env = make_env(cfg, trust)
+    probe(env, cfg)
     spec = spec_of(env, cfg.id)
     env.close()
     return spec
@@ -477,7 +481,6 @@ def _restore_learner(path: str | Path, trust: tuple[str, ...]) -> tuple[Learner,
     except DamagedCheckpoint as error:
         raise UserError(f"{folder} is damaged ({error}); use another checkpoint of the run.") from error
     cfg = load_config(saved.config, (), trust, use=("algo", "env"))
-    check_saved_spec(saved.spec)
     learner_class(cfg)
     with restoring(folder):
         check_spec(cfg, saved.spec)
@@ -503,13 +506,19 @@ def _restore_to_act(path: str | Path, trust: tuple[str, ...]) -> tuple[Learner, 
     if cfg.env.id == NO_ENV:
         raise UserError("This policy was trained with env=none: there is no simulator to run it in.")
     spec = env_spec(OmegaConf.to_object(cfg.env), trust)  # type: ignore[arg-type]
-    for name in ("obs_shape", "action_kind", "action_shape", "action_sizes"):
-        if getattr(spec, name) != getattr(learner.spec, name):
-            raise UserError(
-                f"The policy was trained with {name}={getattr(learner.spec, name)} and {cfg.env.id} has "
-                f"{name}={getattr(spec, name)}; use the env that it was trained with."
-            )
+    check_same_env(learner.spec, spec)
     return learner, cfg
+
+
+def check_same_env(saved: Spec, spec: Spec) -> None:
+    """Refuse an env that is not like the one a checkpoint is of."""
+    for name in ("obs_shape", "obs_dtype", "action_kind", "action_shape", "action_sizes"):
+        before, now = getattr(saved, name), getattr(spec, name)
+        if before != now:
+            raise UserError(
+                f"The checkpoint is of an env with {name}={shown(before)} and {spec.env_id} has {name}={shown(now)}; "
+                "use the env that it was trained with."
+            )
 
 
 @memory_errors()
