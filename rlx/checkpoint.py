@@ -43,6 +43,7 @@ from rlx.errors import UserError
 from rlx.files import fsync_folder, open_regular, read_bounded, remove, write_atomically
 from rlx.memory import available_memory
 from rlx.run_folder import refuse_link, refuse_stray
+from rlx.saved import check_saved_spec
 from rlx.types import Goal, Spec
 
 log = logging.getLogger("rlx")
@@ -280,15 +281,9 @@ def read_folder(path: Path) -> Checkpoint:
 def _spec(raw: dict[str, Any]) -> Spec:
     goal = raw.pop("goal")
     values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()}
-    spec = Spec(**values)
-    sizes = (*spec.obs_shape, *spec.action_shape, *spec.action_sizes)
-    if any(type(n) is not int or n < 0 for n in sizes) or max(spec.obs_dim, sum(spec.action_sizes)) >= 2**31:
-        raise ValueError("the Spec has no possible shapes")
-    if spec.action_kind not in ("box", "discrete", "multi_discrete") or np.dtype(spec.obs_dtype).hasobject:
-        raise ValueError("the Spec is of no env")
-    if not all(isinstance(x, float | int) for x in (*spec.action_low, *spec.action_high)):
-        raise ValueError("the Spec has no possible bounds")
-    return spec._replace(goal=Goal(goal[0], tuple(goal[1]), tuple(goal[2])) if goal else None)
+    spec = Spec(**values)._replace(goal=Goal(goal[0], tuple(goal[1]), tuple(goal[2])) if goal else None)
+    check_saved_spec(spec)
+    return spec
 
 
 def _check_state(state: dict[str, Any], segments: list[dict[str, Any]]) -> None:

@@ -64,7 +64,8 @@ def check_algo(values: Mapping[str, Any]) -> None:
             require(value > 0, f"algo.{name} must be above 0, for example algo.{name}=3e-4 ({value} was given).")
         if name == "hidden" or name.endswith("_hidden"):
             widths = f"algo.{name}={list(value or ())[:MOST_LAYERS]}"
-            require(all(n >= 1 for n in value or ()), f"Every layer must have at least 1 unit ({widths}).")
+            whole = all(type(n) is int and n >= 1 for n in value or ())
+            require(whole, f"Every layer must have at least 1 unit ({widths}).")
             require(len(value or ()) <= MOST_LAYERS, f"algo.{name} must have at most {MOST_LAYERS} layers.")
     rows, discount = values["batch_size"], values["discount"]
     require(rows >= 1, f"algo.batch_size must be at least 1 (algo.batch_size={rows}).")

@@ -273,7 +273,7 @@ def check_like(saved: Any, fresh: Any, place: str) -> None:
 
 
 def check_saved_spec(spec: Any) -> None:
-    """UserError unless a Spec of a checkpoint is one that an env could have."""
+    """ValueError unless a Spec of a checkpoint is one that an env could have."""
 
     def counts(values: Any, most: int) -> bool:
         return (
@@ -297,4 +297,4 @@ def check_saved_spec(spec: Any) -> None:
         ends = (spec.goal.dim, *spec.goal.achieved, *spec.goal.desired)
         good = len(ends) == 5 and all(type(n) is int and 0 <= n <= math.prod(spec.obs_shape) for n in ends)
     if not good:
-        raise UserError(f"The checkpoint describes an env that cannot be ({shown(spec)}); use another checkpoint.")
+        raise ValueError(f"there is no such env: {shown(spec)}")

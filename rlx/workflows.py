@@ -51,7 +51,7 @@ from rlx.data.inspect import inspect_dataset
 from rlx.data.minari import minari_root, write_minari
 from rlx.data.replay import DatasetReplay, Layout, Replay
 from rlx.data.sources import choices_of, finish, load_transition_dataset
-from rlx.envs import make_env, make_vector_env, spec_of
+from rlx.envs import make_env, make_vector_env, probe, spec_of
 from rlx.envs.factory import PYTHON, EnvConfig
 from rlx.envs.vector import VectorEnv
 from rlx.errors import Interrupted, UserError
@@ -71,7 +71,6 @@ from rlx.saved import (
     as_text,
     as_written,
     check_like,
-    check_saved_spec,
     leaves,
     parse,
     references,
@@ -260,6 +259,7 @@ def _resume(folder: Path, overrides: tuple[str, ...], given: Given, trust: tuple
             log.warning("%s was ended before its first checkpoint; it starts from the beginning.", folder)
             trainer.resumed = True  # loggers begin their files anew
         else:
+            check_same_env(saved.spec, trainer.spec)
             try:
                 with restoring(saved.path or folder):
                     trainer.restore(saved)
@@ -633,6 +633,7 @@ def choose_device(name: str) -> torch.device:
 
 def env_spec(cfg: EnvConfig, trust: Sequence[str] = ()) -> Spec:
     env = make_env(cfg, trust)
+    probe(env, cfg)
     spec = spec_of(env, cfg.id)
     env.close()
     return spec
@@ -663,7 +664,6 @@ def _restore_learner(path: str | Path, trust: tuple[str, ...]) -> tuple[Learner,
     except DamagedCheckpoint as error:
         raise UserError(f"{folder} is damaged ({error}); use another checkpoint of the run.") from error
     cfg = load_config(saved.config, (), trust, use=("algo", "env"))
-    check_saved_spec(saved.spec)
     learner_class(cfg)
     with restoring(folder):
         check_spec(cfg, saved.spec)
@@ -691,24 +691,24 @@ def _restore_to_act(
     given = Given.of(env, None)
     if given.env is not None:
         env_cfg = given.env_config(cfg)
-        check_same_spaces(env_spec(env_cfg), learner.spec)
+        check_same_env(learner.spec, env_spec(env_cfg))
         return learner, cfg, make_vector_env(env_cfg, 1 if given.env.single else min(episodes, 10)), given.env.id
     refuse_foreign_env(cfg, trust)
     if cfg.env.id == NO_ENV:
         raise UserError("This policy was trained with env=none: there is no simulator to run it in.")
     env_cfg = given.env_config(cfg)
-    check_same_spaces(env_spec(env_cfg, trust), learner.spec)
+    check_same_env(learner.spec, env_spec(env_cfg, trust))
     return learner, cfg, make_vector_env(env_cfg, min(episodes, 10), trust), str(cfg.env.id)
 
 
-def check_same_spaces(spec: Spec, trained: Spec) -> None:
-    """Refuse an env that a policy was not trained for."""
-    for name in ("obs_shape", "action_kind", "action_shape", "action_sizes"):
-        here, there = getattr(spec, name), getattr(trained, name)
-        if here != there:
+def check_same_env(saved: Spec, spec: Spec) -> None:
+    """Refuse an env that is not like the one a checkpoint is of."""
+    for name in ("obs_shape", "obs_dtype", "action_kind", "action_shape", "action_sizes"):
+        before, now = getattr(saved, name), getattr(spec, name)
+        if before != now:
             raise UserError(
-                f"The policy was trained with {name}={there} and {spec.env_id} has {name}={here}; use the env that it "
-                "was trained with."
+                f"The checkpoint is of an env with {name}={shown(before)} and {spec.env_id} has {name}={shown(now)}; "
+                "use the env that it was trained with."
             )
 
 

@@ -337,7 +337,7 @@ def write_minari(
             minari.create_dataset_from_buffers(
                 dataset_id,
                 buffers,
-                env=gymnasium.spec(env_id),
+                env=gymnasium.spec(env_id.rpartition(":")[2]),  # whose module, if it names one, has been imported
                 algorithm_name=algorithm,
                 author="rlx",
                 description=description,

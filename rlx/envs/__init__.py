@@ -2,9 +2,9 @@
 
 from gymnasium.envs.registration import register, registry
 
-from rlx.envs.factory import EnvConfig, make_env, make_vector_env, spec_of
+from rlx.envs.factory import EnvConfig, make_env, make_vector_env, probe, spec_of
 
 if "rlx/PointGoal-v0" not in registry:
     register("rlx/PointGoal-v0", entry_point="rlx.envs.point_goal:PointGoal", max_episode_steps=50)
 
-__all__ = ["EnvConfig", "make_env", "make_vector_env", "spec_of"]
+__all__ = ["EnvConfig", "make_env", "make_vector_env", "probe", "spec_of"]

@@ -19,7 +19,7 @@ from omegaconf import MISSING
 
 from rlx.envs.vector import AsyncEnvs, NativeEnvs, SyncEnvs, VectorEnv
 from rlx.errors import UserError, nearest, require
-from rlx.saved import trusted
+from rlx.saved import shown, trusted
 from rlx.types import Goal, Spec
 
 # What vectorization=auto goes by (benchmarks/env_throughput.py):
@@ -114,14 +114,17 @@ def make_env(cfg: EnvConfig, trust: Sequence[str] = (), **kwargs: Any) -> gym.En
         )
         raise UserError(f"env.id={cfg.id} needs a package that is not installed ({error}): {hint}.") from error
     except TypeError as error:
-        names = ", ".join(map(str, cfg.kwargs))  # without the values, which may come from the environment
-        raise UserError(f"env.kwargs ({names}) does not fit {cfg.id}: {error}.") from error
+        raise _unfit(cfg, error) from error
     except (AssertionError, AttributeError) as error:
         if cfg.extra is None:
             raise
         raise UserError(  # a simulator that is newer than the env knows of
             f"{cfg.id} does not work with the packages that are installed ({error!r}); those that it "
             f"was tested with come with pip install -e '.[{cfg.extra}]' in a checkout of rlx."
+        ) from error
+    except gym.error.Error as error:
+        raise UserError(
+            f"env.id={cfg.id} cannot be made ({shown(error)}); give one such as env.id=Pendulum-v1."
         ) from error
     return _single_array(env)
 
@@ -133,6 +136,23 @@ def _single_array(env: gym.Env) -> gym.Env:
     if not isinstance(space, spaces.Box) or len(space.shape) not in (1, 3):  # vectors and images stay as they are
         return gym.wrappers.FlattenObservation(env)
     return env
+
+
+def probe(env: gym.Env, cfg: EnvConfig) -> None:
+    """One step, where keywords are given that an env may only look at then."""
+    if not cfg.kwargs:
+        return
+    try:
+        env.reset(seed=0)
+        env.action_space.seed(0)
+        env.step(env.action_space.sample())
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
+        raise _unfit(cfg, error) from error
+
+
+def _unfit(cfg: EnvConfig, error: Exception) -> UserError:
+    names = ", ".join(map(str, cfg.kwargs))  # without the values, which may come from the environment
+    return UserError(f"env.kwargs ({shown(names)}) does not fit {cfg.id}: {shown(error)}.")
 
 
 def _unknown(env_id: str, error: Exception) -> str:

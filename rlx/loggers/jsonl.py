@@ -124,6 +124,8 @@ class Jsonl(Callback):
 
     def load_state(self, state: dict[str, Any]) -> None:
         self._offset = state["offset"]
+        if self._offset is not None and self._offset < 0:
+            raise ValueError(f"{self._offset} is not the length of a file")
 
     def _sync(self) -> int:
         assert self._file is not None

@@ -545,6 +545,8 @@ class Trainer:
     def _check_state(self, saved: Checkpoint) -> None:
         """ValueError where the numbers of a checkpoint cannot be those of this run."""
         state, phases = saved.state, self.settings.phases
+        if not isinstance(state["callbacks"], dict):
+            raise ValueError("it has no states of callbacks")
         check_like(state["trainer"], asdict(TrainerState()), "trainer")
         check_like(state["learner"], self.learner.counters(), "learner")
         check_like(state["reward"], self.reward.state(), "reward")
