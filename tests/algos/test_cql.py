@@ -107,8 +107,10 @@ def test_the_gap_is_that_of_three_kinds_of_actions_at_the_state_itself() -> None
         for p in learner.parameters():
             p.zero_()
         learner.critic.weights[0][:, 0] = 5.0
-    gap = learner.update(bandit(32))["q/gap"].item()
-    assert gap == pytest.approx(math.log(3 * 300 * 4), abs=0.1)
+    batch = bandit(32)
+    metrics = learner.update(batch)
+    assert metrics["q/mean"].item() == pytest.approx(5.0 * batch.obs[:, 0].mean().item(), rel=1e-4)
+    assert metrics["q/gap"].item() == pytest.approx(math.log(3 * 300 * 4), abs=0.1)
 
 
 def test_the_actions_of_the_next_state_count() -> None:
@@ -186,6 +188,15 @@ def test_samples_match_the_policy() -> None:
     assert action.shape == (6, 3, 2)
     for k in range(3):
         torch.testing.assert_close(log_prob[:, k], learner.actor.log_prob(obs, action[:, k]), rtol=1e-3, atol=1e-3)
+
+
+def test_the_actor_follows_the_smaller_critic() -> None:
+    """Critics that say 4 and 1: the loss is alpha * log pi - 1."""
+    learner = make(critic_lr=1e-12, n_actions=1, alpha=0.5)
+    constant(learner.critic, 4.0, 1.0)
+    metrics = learner.update(bandit())
+    expected = -0.5 * metrics["policy/entropy"].item() - 1.0
+    assert metrics["loss/actor"].item() == pytest.approx(expected, abs=1e-4)
 
 
 def test_the_warm_up_imitates() -> None:
