@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlx.data import load_transition_dataset
+from rlx.data import TransitionDataset, load_transition_dataset
+from rlx.data.episodes import doubt_order, doubt_terminals, with_episodes, with_terminals
+from rlx.errors import UserError
 from rlx.types import Spec
 
 FOLDER = Path(__file__).parents[2].parent / "shared" / "data"
@@ -59,3 +61,24 @@ def test_unclipped_actions_of_a_real_set_are_counted(caplog):
     assert np.abs(data.action).max() == 1
     share = float(caplog.text.partition("entries (")[2].partition(" %")[0])
     assert share == pytest.approx(44, abs=0.5)
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.npz")), ids=lambda path: path.stem)
+def test_real_sets_raise_no_false_alarm(path, caplog):
+    limit = 200 if "pendulum" in path.name else 500 if "cartpole" in path.name else 1000
+    data = load_transition_dataset(path).compared()
+    assert doubt_order(data) is None
+    assert doubt_terminals(data, limit) is None
+    assert with_terminals(with_episodes(data, "check", limit), "check", limit).terminated.sum() == data.terminated.sum()
+    assert with_episodes(data, "infer").truncated.sum() == data.truncated.sum()
+    assert caplog.text == ""
+
+
+def test_real_time_limits_stored_as_terminals_are_seen():
+    with np.load(FOLDER / "pendulum-rllib-sac-medium.npz") as arrays:
+        stored = {key: arrays[key] for key in arrays}
+    stored["terminations"], stored["truncations"] = stored["truncations"], stored["terminations"]
+    data = TransitionDataset.from_dict(stored)
+    with pytest.raises(UserError, match="all 50 episodes terminated after 200 steps"):
+        with_terminals(data, "check", 200)
+    assert with_terminals(data, "time_limits", 200).truncated.sum() == 50
