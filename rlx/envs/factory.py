@@ -199,7 +199,7 @@ def _step_seconds(cfg: EnvConfig, steps: int = 5) -> float:
         found.append(time.perf_counter() - start)
         if step.terminated[0] or step.truncated[0]:
             envs.reset({0: 0})
-    envs.close()
+    envs.envs[0].close()
     return min(found)
 
 
