@@ -529,8 +529,11 @@ def _finish(trainer: Trainer) -> Result:
             trainer.run()
             summary = summarise(trainer)
             write_atomically(trainer.run_dir / "summary.json", json.dumps(summary, indent=2).encode())
-        finally:
-            trainer.close()  # last: an env that fails here loses nothing
+        except BaseException:
+            with suppress(Exception):  # what ended the run is what is told
+                trainer.close()
+            raise
+        trainer.close()  # last: an env that fails here loses nothing
     return Result(summary, trainer.run_dir, trainer.learner, needed_trust(trainer.cfg), objects_of(trainer.cfg))
 
 

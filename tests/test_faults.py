@@ -386,6 +386,21 @@ def test_an_env_that_fails_before_its_first_step_is_told(
     assert not run.exists()
 
 
+def test_an_env_that_cannot_be_closed_does_not_hide_what_ended_the_run(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = []
+
+    def close(self: SyncEnvs) -> None:
+        closed.append(self)
+        raise OSError("gone")
+
+    monkeypatch.setattr(SyncEnvs, "close", close)
+    with pytest.raises(RunFailed, match="the simulation broke"):
+        rlx.train(*faulty("td3", "raise", data), run_dir=tmp_path / "run")
+    assert len(closed) == 2, "those of the training, and those of the evaluation"
+
+
 def test_the_lane_that_failed_is_named() -> None:
     makers = [lambda lane=lane: Faulty("raise" if lane == 1 else "none", at=2) for lane in range(3)]
     for kind in (SyncEnvs, AsyncEnvs):

@@ -257,7 +257,7 @@ def _step_seconds(cfg: EnvConfig, trust: Sequence[str], steps: int = 5) -> float
         found.append(time.perf_counter() - start)
         if step.terminated[0] or step.truncated[0]:
             envs.reset({0: 0})
-    envs.close()
+    envs.envs[0].close()
     return min(found)
 
 

@@ -14,11 +14,11 @@ Nothing here computes gradients and nothing here writes files: learners and call
 
 from __future__ import annotations
 
-import logging
 import math
 import signal
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,8 +50,6 @@ if TYPE_CHECKING:
 
     from rlx.data.dataset import TransitionDataset
     from rlx.envs.vector import VectorEnv
-
-log = logging.getLogger("rlx")
 
 INTERRUPTS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}  # stop reasons that a resume clears
 ERROR_FILE = "error.txt"  # in the run folder: the traceback of an env that failed
@@ -457,13 +455,11 @@ class Trainer:
         return metrics
 
     def close(self) -> None:
-        for envs in (self._envs, self._eval_envs):
-            try:
+        both, self._envs, self._eval_envs = (self._envs, self._eval_envs), None, None
+        with ExitStack() as stack:  # both, also where one fails
+            for envs in both:
                 if envs is not None:
-                    envs.close()
-            except Exception as error:
-                log.warning("%s could not be closed: %r", self.spec.env_id, error)
-        self._envs = self._eval_envs = None
+                    stack.callback(envs.close)
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
