@@ -616,8 +616,8 @@ def set_threads(cfg: DictConfig, saved: int | None = None) -> str:
     widest = max(cfg.algo.hidden or (), default=1)
     chosen, why = choose_threads(cfg.threads, saved, network_seconds(int(widest), int(cfg.algo.batch_size)))
     if saved and chosen != saved:
-        log.warning("The run had %s and now has %d: results may differ in the last bits.",
-                    counted(saved, "thread"), chosen)  # fmt: skip
+        log.warning("The run had %s and now has %s: results may differ in the last bits.",
+                    counted(saved, "thread"), counted(chosen, "thread"))  # fmt: skip
     torch.set_num_threads(chosen)
     keep_freed_memory()
     return f"{counted(chosen, 'thread')}, {why}"
