@@ -344,7 +344,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        subprocess.run(["umount", str(folder)], check=True)
+        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def test_a_disk_that_is_really_full(small_disk: Path, finished: dict[str, Path], tmp_path: Path) -> None:
