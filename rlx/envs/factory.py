@@ -201,7 +201,8 @@ def make_vector_env(cfg: EnvConfig, num_envs: int | None = None, trust: Sequence
     kinds: dict[str, Callable[..., VectorEnv]] = {"sync": SyncEnvs, "async": AsyncEnvs}
     if kind not in kinds:
         raise UserError(f"env.vectorization={kind} is not known; choose sync, async, native or auto.")
-    return kinds[kind]([lambda: make_env(cfg, trust)] * n)
+    allowed = tuple(trust)
+    return kinds[kind]([lambda: make_env(cfg, allowed)] * n)
 
 
 def _workers_pay(cfg: EnvConfig, n: int, trust: Sequence[str]) -> bool:
