@@ -15,6 +15,7 @@ import pkgutil
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -344,10 +345,10 @@ def load_config(
         for key in used:  # interpolations have to lead somewhere
             if isinstance(cfg[key], DictConfig):
                 OmegaConf.to_container(cfg[key], resolve=True, throw_on_missing=True)
-        for place in _env_places(values):
-            if place.partition(".")[0] in used:
-                kwargs = OmegaConf.to_container(OmegaConf.select(cfg, f"{place}.kwargs"), resolve=True)
-                check_env_kwargs(kwargs, place, replaced, trust)
+        for place, env in (("env", cfg.env), *(_envs(cfg.dataset, "dataset") if "dataset" in used else ())):
+            check_env_kwargs(OmegaConf.to_container(env, resolve=True).get("kwargs"), place, replaced, trust)  # type: ignore[union-attr]
+        if "dataset" in used:
+            _check_root(cfg.dataset, "dataset", replaced)
     except (hydra.errors.HydraException, OmegaConfBaseException, ValueError, TypeError, RecursionError) as error:
         raise UserError(shown(explain(error, overrides), 1000)) from error
     return cfg
@@ -365,18 +366,40 @@ def _replaced(changes: Sequence[Any]) -> list[str]:
     return found
 
 
-def _env_places(values: dict[str, Any], place: str = "") -> Iterator[str]:
-    """Where a saved config describes an env."""
-    for key in ("env", "dataset", "sources"):
-        node = values.get(key)
-        if not isinstance(node, dict):
-            continue
-        at = f"{place}.{key}" if place else key
-        if key == "env":
-            yield at
-        for name, child in {"": node, **(node if key == "sources" else {})}.items():
-            if key != "env" and isinstance(child, dict):
-                yield from _env_places(child, f"{at}.{name}" if name else at)
+def _envs(node: Any, place: str) -> Iterator[tuple[str, DictConfig]]:
+    """The envs that a dataset of a saved config describes, with their places; those it only refers to are elsewhere."""
+    if not isinstance(node, DictConfig):
+        return
+    if "env" in node and not OmegaConf.is_interpolation(node, "env") and isinstance(node.env, DictConfig):
+        yield f"{place}.env", node.env
+    for name, source in _sources(node):
+        yield from _envs(source, f"{place}.sources.{name}")
+
+
+def _sources(node: DictConfig) -> Iterator[tuple[str, Any]]:
+    """The parts of a mix."""
+    sources = node.sources if "sources" in node and not OmegaConf.is_interpolation(node, "sources") else None
+    if isinstance(sources, DictConfig):
+        yield from ((str(name), source) for name, source in sources.items())
+
+
+def _is_there(root: str, name: str) -> bool:
+    return (Path(root).expanduser() / name / "data").is_dir()
+
+
+def _check_root(node: Any, place: str, replaced: Sequence[str]) -> None:
+    """A Minari dataset that is not there is built or downloaded: not into a folder that a file has chosen."""
+    if not isinstance(node, DictConfig):
+        return
+    root = node.root if "root" in node else None
+    name = node.id if "id" in node else None
+    if root is not None and f"{place}.root" not in replaced and not _is_there(str(root), str(name)):
+        raise UserError(
+            f"{shown(name)} is not in {shown(root)}, which the saved config has as {place}.root; give the folder "
+            f"yourself ({place}.root={shown(root)}) to have the dataset made there."
+        )
+    for key, source in _sources(node):
+        _check_root(source, f"{place}.sources.{key}", replaced)
 
 
 def loggers(cfg: DictConfig) -> dict[str, Any]:

@@ -136,25 +136,26 @@ def check_reach(
     `replaced` are keys that the user has given other values.
     """
     resolvers = [name for name in trust if OmegaConf.has_resolver(name)]
-    sizes: dict[str, int] = {}
+    given = [tuple(key.split(".")) for key in replaced]
+    sizes: dict[tuple[str, ...], int] = {}  # by path, as a key may have dots in it
 
-    def size(value: Any, key: str, chain: int) -> int:
-        if any(key == k or key.startswith(f"{k}.") for k in replaced):
+    def size(value: Any, path: tuple[str, ...], chain: int) -> int:
+        if any(path[: len(key)] == key for key in given):
             return 1
-        if key not in sizes:
-            sizes[key] = _checked(value, key, chain)
-        return sizes[key]
+        if path not in sizes:
+            sizes[path] = checked(value, path, chain)
+        return sizes[path]
 
-    def _checked(value: Any, key: str, chain: int) -> int:
-        total = 1
+    def checked(value: Any, path: tuple[str, ...], chain: int) -> int:
+        total, key = 1, ".".join(path)
         if isinstance(value, Mapping):
             for name, child in value.items():
                 if isinstance(name, str) and "${" in name:
                     raise UserError(f"The saved config has an interpolation as a key ({shown(name)}).")
-                total += size(child, f"{key}.{name}", chain)
+                total += size(child, (*path, str(name)), chain)
         elif isinstance(value, list | tuple):
             for i, child in enumerate(value):
-                total += size(child, f"{key}.{i}", chain)
+                total += size(child, (*path, str(i)), chain)
         elif isinstance(value, str):
             total += len(value)
             to = references(value, resolvers)
@@ -163,28 +164,26 @@ def check_reach(
             if to and chain >= CHAIN:
                 raise UserError(f"The interpolation at {shown(key)} of the saved config goes in circles.")
             for other in to:
-                place, there = _at(values, other)
+                there, place = _at(values, tuple(other.split(".")))
                 total += size(there, place, chain + 1)
         if total > REACH:
             raise UserError(f"The interpolations at {shown(key)} of the saved config come to more than rlx reads.")
         return total
 
     for group in groups:
-        size(values.get(group), group, 0)
+        size(values.get(group), (group,), 0)
 
 
-def _at(values: Any, key: str) -> tuple[str, Any]:
-    """What a dotted key leads to, or as far as it leads without resolving anything."""
-    path: list[str] = []
-    for name in key.split("."):
+def _at(values: Any, path: tuple[str, ...]) -> tuple[Any, tuple[str, ...]]:
+    """What a path leads to, or as far as it leads without resolving anything."""
+    for n, name in enumerate(path):
         if isinstance(values, Mapping) and name in values:
             values = values[name]
         elif isinstance(values, list) and name.isdigit() and int(name) < len(values):
             values = values[int(name)]
         else:
-            break
-        path.append(name)
-    return ".".join(path) or key, values if path else None
+            return (values, path[:n]) if n else (None, path)
+    return values, path
 
 
 def _beyond(key: str, text: str) -> str:

@@ -235,7 +235,8 @@ def make_vector_env(cfg: EnvConfig, num_envs: int | None = None, trust: Sequence
     kinds: dict[str, Callable[..., VectorEnv]] = {"sync": SyncEnvs, "async": partial(AsyncEnvs, timeout=limit)}
     if kind not in kinds:
         raise UserError(f"env.vectorization={kind} is not known; choose sync, async, native or auto.")
-    return kinds[kind]([lambda: make_env(cfg, trust)] * n, cfg.id)
+    allowed = tuple(trust)
+    return kinds[kind]([lambda: make_env(cfg, allowed)] * n, cfg.id)
 
 
 def _workers_pay(cfg: EnvConfig, n: int, trust: Sequence[str]) -> bool:

@@ -301,6 +301,10 @@ CASES: dict[str, Case] = {
     "secret_prefix": Case(
         put("callbacks.own", {"_target_": "rlx.callbacks.make_data.MakeData", "prefix": "${oc.env:SECRET}"}), RESUME
     ),
+    "secret_behind_a_key_with_a_dot": Case(put("env.kwargs", {"a": {"b": 1}, "a.b": "${oc.env:SECRET}"})),
+    "file_in_a_source_with_a_dot": Case(
+        mix(**{"a.b": {**RANDOM, "env": {**EVIL, "id": "Pendulum-v1", "kwargs": {"x": f"{NEIGHBOUR}/y"}}}}), RESUME
+    ),
     "secret_seed": Case(put("seed", "${oc.env:SECRET}"), RESUME),
     "secret_trust": Case(put("trust", ["${oc.env:SECRET}"]), ()),
     "secret_tags": Case(
@@ -478,6 +482,19 @@ CASES: dict[str, Case] = {
     ),
     "data_goes_elsewhere": Case(
         put("callbacks.own", {"_target_": "rlx.callbacks.make_data.MakeData", "prefix": "../../neighbour/x"}), RESUME
+    ),
+    "data_are_built_elsewhere": Case(
+        put(
+            "dataset",
+            {"_target_": "rlx.data.minari.load_minari", "id": "rlx/pendulum/mixed-v0", "root": "neighbour"},
+        ),
+        RESUME,
+        "offline",
+    ),
+    "data_are_built_elsewhere_for_a_mix": Case(
+        mix(a={"_target_": "rlx.data.minari.load_minari", "id": "rlx/pendulum/mixed-v0", "root": "neighbour"}),
+        RESUME,
+        "offline",
     ),
     "data_goes_to_a_root": Case(
         put("callbacks.own", {"_target_": "rlx.callbacks.make_data.MakeData", "prefix": "/neighbour"}), RESUME

@@ -16,7 +16,7 @@ from rlx.config import compose_config, load_config
 from rlx.errors import UserError
 from rlx.saved import as_text, as_written, escaped, parse, references
 
-QUICK = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+QUICK = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
 @functools.cache
