@@ -415,3 +415,14 @@ def test_large_sets_are_looked_at_in_places_and_then_in_every_row(kind):
     assert len(data.gaps) == (399 if kind == "glued" else 0)
     assert len(reset_rows(data)) == (399 if kind == "resets" else 0)
     assert int(data.compared().continues.sum()) == (199_999 if kind == "resets" else 199_600)
+
+
+def test_a_callback_that_needs_returns_refuses_before_the_run(tmp_path, capsys):
+    arrays = walks([25] * 20) | {"truncated": np.zeros(500)}
+    np.savez(tmp_path / "glued.npz", **arrays)
+    run = ["algo=td3_bc", "env=none", "dataset=npz", f"dataset.path={tmp_path / 'glued.npz'}", "algo.hidden=[8,8]",
+           "trainer.max_updates=3", "callbacks=[no_env,fitted_q]", "logger=none", "threads=1",
+           f"run_dir={tmp_path / 'run'}"]  # fmt: skip
+    assert rlx.cli.main(run) == 2
+    assert "the returns of callbacks.fitted_q need whole episodes" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
