@@ -27,6 +27,7 @@ from rlx.errors import UserError
 
 CONFIG_LIMIT = 2**18  # characters: far more than rlx writes
 DEPTH = 20  # of values within values
+COUNT = 10_000  # keys and values; each of them becomes an object
 REACH = 2**20  # characters and values that a config may come to, its interpolations resolved
 CHAIN = 12  # interpolations one behind the other
 LARGEST = 2**63  # of an integer
@@ -72,7 +73,7 @@ def parse(text: str) -> Any:
 
 
 def _check_events(text: str) -> None:
-    depth = 0
+    depth = count = 0
     for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
             raise UserError("The saved config has a YAML alias, which rlx never writes; write the value out.")
@@ -80,6 +81,9 @@ def _check_events(text: str) -> None:
             depth += 1
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
+        count += isinstance(event, yaml.ScalarEvent)
+        if count > COUNT:
+            raise UserError(f"The saved config has more than {COUNT:,} keys and values.")
         if depth > DEPTH:
             raise UserError(f"The saved config is nested more than {DEPTH} deep.")
         if getattr(event, "tag", None) is not None:

@@ -350,7 +350,8 @@ CASES: dict[str, Case] = {
     # -- sizes
     "hidden_of_a_billion": Case(put("algo.hidden", [10**9, 10**9])),
     "hidden_of_a_million": Case(put("algo.hidden", [10**6])),
-    "hidden_of_many_layers": Case(put("algo.hidden", [8] * 20_000)),
+    "hidden_of_many_layers": Case(put("algo.hidden", [8] * 300)),
+    "hidden_of_very_many_layers": Case(put("algo.hidden", [8] * 20_000)),
     "critics_of_a_million": Case(algo("rlx.algos.redq.REDQ", critics=10**6, hidden=[256, 256])),
     "quantiles_of_a_billion": Case(algo("rlx.algos.tqc.TQC", quantiles=10**9)),
     "candidates_of_a_billion": Case(algo("rlx.algos.bcq.BCQ", eval_candidates=10**9)),
