@@ -13,7 +13,7 @@ What there is:
     evaluate, load, predict     use what was trained
     collect, inspect_data       make a Minari dataset from a policy; look into a dataset
     load_transition_dataset     a TransitionDataset from a file, a run or a Minari id
-    Result, Policy, TransitionDataset, UserError
+    Result, Policy, TransitionDataset, UserError, RunFailed
 
 `help(rlx.train)` says how envs and datasets are given as Python objects; `python -m rlx --help` is the command line.
 """

@@ -170,7 +170,7 @@ REFUSED = {
     "seed=1,2": "add -m",
     "algo.hidden=wide": "expected a list",
     "algo.hidden=64,64": "[64,64]",
-    "threads=many": "threads must be an integer of at least 1, or auto",
+    "threads=many": "threads must be an integer from 1 to 1024, or auto",
     "algo.learning_rate=1": "did you mean algo.actor_lr or algo.critic_lr?",
     "algo=ppo lr=1": "did you mean algo.lr?",
     "total_timesteps=1": "did you mean trainer.max_env_steps?",

@@ -148,6 +148,8 @@ def probe(env: gym.Env, cfg: EnvConfig) -> None:
         env.step(env.action_space.sample())
     except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
         raise _unfit(cfg, error) from error
+    except Exception:
+        return  # a fault of the env itself, which is told with its lane where the run meets it
 
 
 def _unfit(cfg: EnvConfig, error: Exception) -> UserError:
