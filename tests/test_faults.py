@@ -213,6 +213,12 @@ def test_before_the_first_checkpoint_the_sentence_says_so(data: Path, tmp_path: 
     assert not list(run.glob("checkpoints/*"))
 
 
+def test_without_rows_of_metrics_the_guard_still_looks(data: Path, tmp_path: Path) -> None:
+    overrides = faulty("td3", "none", data, "~callbacks.train_metrics", *BY_DIVERGENCE["td3"])
+    with pytest.raises(RunFailed, match=r"Training diverged: .* since an update between 1 and \d+. The run ended"):
+        rlx.train(*overrides, run_dir=tmp_path / "run")
+
+
 def test_an_action_that_is_not_finite_does_not_reach_the_env(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,22 +298,23 @@ def test_the_guard_says_between_which_updates(value: float, words: str) -> None:
 
 
 def test_the_guard_knows_the_update_of_the_first_bad_loss() -> None:
+    """By the losses that every update reports: here the third one of the seven, and of the five since the last row."""
+    inf, nan = float("inf"), float("nan")
+    history = {"loss/critic": [2.0, 1.0, inf, nan, nan], "loss/actor": [nan, nan], "other": [nan] * 5}
     learner = Plain()
-    guard = Guard(learner)
-    assert guard.problem(0) is None
-    for loss in (1.0, torch.inf, torch.nan):
-        guard.note({"other": torch.tensor(torch.nan), "loss/critic": torch.tensor(loss)})
-    assert guard.problem(3) == "loss/critic is infinite since update 2"
-    learner.weight.data[0] = torch.nan
-    assert guard.problem(3) == "loss/critic is infinite since update 2, and model.weight is nan"
+    guard = Guard(learner, lambda: history)
+    assert guard.problem(2) is None
+    guard.note({"loss/critic": torch.tensor(nan)})
+    assert guard.problem(7) == "loss/critic is infinite since update 5"
+    learner.weight.data[0] = nan
+    assert guard.problem(7) == "loss/critic is infinite since update 5, and model.weight is nan"
 
 
 def test_the_guard_raises_no_false_alarm() -> None:
     """Metrics that are nan, a loss that was infinite once, and finite numbers whose sum is not."""
     learner = Plain()
     learner.register_buffer("scale", torch.full((2,), 3e38))
-    guard = Guard(learner)
-    guard.note({"loss/critic": torch.tensor(torch.inf)})
+    guard = Guard(learner, lambda: {"loss/critic": [float("inf"), 1.0]})
     guard.note({"loss/critic": torch.tensor(1.0), "train/return_mean": torch.tensor(torch.nan)})
     learner.weight.data[:] = torch.tensor([9e7, -9e7])
     assert guard.problem(2) is None

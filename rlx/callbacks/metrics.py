@@ -72,6 +72,11 @@ class TrainMetrics(Callback):
         if trainer.state.stop_reason not in INTERRUPTED:
             self._write(trainer)
 
+    def pending(self) -> dict[str, list[float]]:
+        """What the next row will be made of: the values since the last one, by name."""
+        self._drain()
+        return self.values
+
     def state(self) -> dict[str, Any]:
         self._drain()
         return {"last": self.last, "values": {name: list(values) for name, values in self.values.items()}}

@@ -1,9 +1,9 @@
 """The guard: weights that are no longer finite end a run before they reach a checkpoint.
 
 What is poisoned stays poisoned: no optimizer step turns a nan weight into a number again. So the trainer looks at log
-intervals, and before every checkpoint and evaluation, and an update costs no more than a reference to its metrics, by
-which the first bad loss is found afterwards. Only weights, what optimizers keep, and losses are judged: other metrics
-may be nan for good reasons, such as a mean over nothing.
+intervals, and before every checkpoint and evaluation; an update costs nothing, and the first bad loss is found after
+the fact, among the values that wait for the next row of metrics. Only weights, what optimizers keep, and losses are
+judged: other metrics may be nan for good reasons, such as a mean over nothing.
 
 Weights beyond `LARGEST` count as lost, too: float32 numbers of that size are 8 apart, so that steps at any learning
 rate worth having do not move them, and what they compute is about to overflow.
@@ -12,7 +12,7 @@ rate worth having do not move them, and what they compute is about to overflow.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -20,7 +20,6 @@ from torch import Tensor
 from rlx.learner import Learner
 from rlx.types import Metrics
 
-KEPT = 4096  # updates whose metrics are remembered, at most
 LARGEST = 1e8  # of all weights that can still learn
 
 
@@ -46,15 +45,16 @@ def seem_fine(weights: list[Tensor], others: list[Tensor]) -> bool:
 
 
 class Guard:
-    """Knows when a learner was last all finite, and what it reported since."""
+    """Knows when a learner was last all finite. `history` gives the metrics of the updates up to now, by name."""
 
-    def __init__(self, learner: Learner):
+    def __init__(self, learner: Learner, history: Callable[[], dict[str, list[float]]] = dict):
         self._learner = learner
-        self._recent: deque[Metrics] = deque(maxlen=KEPT)  # of the updates since then
-        self._good = -1  # updates when it was; -1: not looked yet
+        self._history = history
+        self._last: Metrics = {}  # of the latest update
+        self._good = -1  # updates when all was finite; -1: not looked yet
 
     def note(self, metrics: Metrics) -> None:
-        self._recent.append(metrics)
+        self._last = metrics
 
     def problem(self, updates: int, anew: bool = False) -> str | None:
         """What is no longer finite after so many updates, and since when; None if all is well.
@@ -65,14 +65,13 @@ class Guard:
             return None
         weights = {f"model.{name}": p.detach() for name, p in self._learner.named_parameters()}
         others = {n: t for n, t in self._learner.tensors().items() if t.is_floating_point() and n not in weights}
-        losses = {n: t for n, t in (self._recent[-1] if self._recent else {}).items() if is_loss(n)}
+        losses = {n: t for n, t in self._last.items() if is_loss(n)}
         flaws: list[str] = []
         if not seem_fine([*weights.values()], [*others.values(), *losses.values()]):
             limits = [(weights, LARGEST), (others, math.inf), (losses, math.inf)]
             found = ((name, flaw(t, limit)) for group, limit in limits for name, t in group.items())
             flaws = [f"{name} {text}" for name, text in found if text is not None]
         if not flaws:
-            self._recent.clear()
             self._good = updates
             return None
         loss = self._first_bad_loss(updates)
@@ -83,11 +82,12 @@ class Guard:
         return f"{flaws[0]} since an update between {self._good + 1} and {max(updates, self._good + 1)}"
 
     def _first_bad_loss(self, updates: int) -> str | None:
-        first = updates - len(self._recent) + 1
-        forgotten = len(self._recent) == KEPT  # what came before
-        for number, metrics in enumerate(self._recent, first):
-            for name, value in metrics.items():
-                if is_loss(name) and (text := flaw(value)) is not None:
-                    when = "by" if forgotten and number == first else "since"
-                    return f"{name} {text} {when} update {number}"
+        losses = {name: values for name, values in self._history().items() if is_loss(name)}
+        made = max(map(len, losses.values()), default=0)
+        every = {name: values for name, values in losses.items() if len(values) == made}  # others skip updates
+        for i in range(made):
+            for name, values in every.items():
+                if not math.isfinite(values[i]):
+                    kind = "nan" if math.isnan(values[i]) else "infinite"
+                    return f"{name} is {kind} since update {updates - made + i + 1}"
         return None

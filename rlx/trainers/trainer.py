@@ -30,6 +30,7 @@ from torch import Tensor
 
 from rlx.callbacks import crossed
 from rlx.callbacks.bus import CallbackBus
+from rlx.callbacks.metrics import TrainMetrics
 from rlx.checkpoint import Checkpoint, CheckpointStore
 from rlx.data.replay import Mixture, Replay
 from rlx.data.rollout import RolloutBuffer
@@ -154,7 +155,7 @@ class Trainer:
         self._runner: Runner | None = Runner(envs, seed=int(cfg.seed)) if envs is not None else None
         self._rollout: RolloutBuffer | None = None
         self._mixture: Mixture | None = None
-        self._guard = Guard(learner)
+        self._guard = Guard(learner, self._pending_metrics)
         self._looked = 0  # steps when it last looked
         self._rng = np.random.default_rng(np.random.SeedSequence([int(cfg.seed), 0xAC7]))  # random actions
         self.device = next(iter(learner.parameters())).device
@@ -196,6 +197,7 @@ class Trainer:
         else:
             self.stop("completed")
         self._tick()
+        self._refuse_poison()
         self.bus.emit("run_end", self)
         return self.state
 
@@ -384,6 +386,10 @@ class Trainer:
         problem = self._guard.problem(self.state.updates)
         if problem is not None:
             raise self._diverged(problem)
+
+    def _pending_metrics(self) -> dict[str, list[float]]:
+        """The metrics of the updates since the last row, where there are rows at all."""
+        return next((c.pending() for c in self.bus.callbacks.values() if isinstance(c, TrainMetrics)), {})
 
     def _explained(self, error: BaseException) -> BaseException:
         """What to raise for an error: a sentence for what an env or divergence did, and the error itself for others."""
