@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from rlx.errors import Interrupted, RunFailed, UserError, nearest
+from rlx.overrides import take_trust
 from rlx.reporting import closing_lines, counted, set_up_logging, table
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         log.error("%s", error)
         return error.code
     except KeyboardInterrupt:
-        log.error("Interrupted before training began; nothing was written.")
+        log.error("Interrupted; no run was written to.")
         return 130
     except OSError as error:
         if error.errno in PATH_ERRORS and any(str(error.filename).startswith(a) for a in arguments):
@@ -349,7 +350,7 @@ def resume(arguments: list[str]) -> int:
     from rlx.workflows import resume_run
 
     folder = _path(arguments, VERBS["resume"].usage)
-    trust = _take_trust(arguments)
+    trust = take_trust(arguments)
     _refuse_flags(arguments, "resume")
     return report(resume_run(folder, *arguments, trust=trust))
 
@@ -359,7 +360,7 @@ def evaluate(arguments: list[str]) -> int:
 
     path = _path(arguments, VERBS["evaluate"].usage)
     as_json = "--json" in arguments
-    trust = _take_trust(arguments)
+    trust = take_trust(arguments)
     options = _options([a for a in arguments if a != "--json"], {"episodes": int, "seed": int}, "evaluate")
     found = evaluate_policy(path, **options, trust=trust)
     if as_json:
@@ -379,7 +380,7 @@ def predict(arguments: list[str]) -> int:
 
     usage = VERBS["predict"].usage
     path = _path(arguments, usage)
-    trust = _take_trust(arguments)
+    trust = take_trust(arguments)
     if len(arguments) != 2 or arguments[0] != "--obs":
         raise UserError(f"predict needs an observation; type: python -m rlx {usage}")
     try:
@@ -398,7 +399,7 @@ def collect(arguments: list[str]) -> int:
     from rlx.workflows import collect as collect_dataset
 
     path = _path(arguments, VERBS["collect"].usage)
-    trust = _take_trust(arguments)
+    trust = take_trust(arguments)
     options = _options(arguments, {"id": str, "episodes": int, "noise": float, "seed": int}, "collect")
     if "id" not in options:
         raise UserError("collect needs the id of the dataset it makes; add id=my/dataset-v0.")
@@ -457,17 +458,19 @@ VERBS = {
     "predict": Verb(
         predict,
         "predict RUN_OR_CHECKPOINT --obs '[...]'",
-        "the action for an observation, as JSON\n\nA list of observations gives a list of actions.",
+        "the action for an observation, as JSON\n\n"
+        "A list of observations gives a list of actions. trust=[MODULE,...] allows code from your own modules.",
     ),
     "collect": Verb(
         collect,
         "collect RUN_OR_CHECKPOINT id=my/dataset-v0 [episodes=100] [noise=0.1] [seed=0]",
         "roll a policy out into a Minari dataset\n\n"
-        "noise is the standard deviation of Gaussian noise on actions in [-1, 1].",
+        "noise is the standard deviation of Gaussian noise on actions in [-1, 1].\n"
+        "trust=[MODULE,...] allows code from your own modules.",
     ),
     "inspect-data": Verb(
         inspect_data,
-        "inspect-data SOURCE [env=NAME]",
+        "inspect-data SOURCE [env=NAME] [terminals=check] [episodes=check]",
         "what is in a dataset\n\n"
         "SOURCE is a file (.npz, .pt, .hdf5), a run folder or a Minari id; with env= it also says whether they fit.",
     ),
@@ -515,12 +518,3 @@ def _options(arguments: list[str], kinds: dict[str, Callable[[str], Any]], verb:
             kind = words.get(kinds[key], "text")  # type: ignore[call-overload]
             raise UserError(f"{key} must be {kind}, and {argument:.200} is not.") from error
     return found
-
-
-def _take_trust(arguments: list[str]) -> tuple[str, ...]:
-    """Remove trust=[a,b] from the arguments; the modules it names."""
-    found: list[str] = []
-    for argument in [a for a in arguments if a.startswith("trust=")]:
-        arguments.remove(argument)
-        found += [m.strip() for m in argument.removeprefix("trust=").strip("[]").split(",") if m.strip()]
-    return tuple(found)

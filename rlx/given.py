@@ -84,7 +84,10 @@ class Given:
         """How a config names what was given; beside them, no other choice can be made."""
         made = []
         for name, given in (("env", self.env), ("dataset", self.dataset)):
-            twice = next((o for o in others if given is not None and o.lstrip("+~").startswith(f"{name}=")), None)
+            twice = next(
+                (o for o in others if given is not None and o.lstrip("+~").startswith((f"{name}=", f"{name}.id="))),
+                None,
+            )
             require(twice is None, f"{name} is given twice, as {twice} and as a Python object; leave one out.")
         if self.env is not None:
             made.append(f"env.id={self.env.id}")

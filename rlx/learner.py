@@ -173,6 +173,8 @@ class Learner(nn.Module):
                         f"The checkpoint does not fit {self.cfg.name}: {name!r} has dtype {saved[name].dtype}, "
                         f"expected {tensor.dtype}."
                     )
+                if not saved[name].isfinite().all():
+                    raise UserError(f"{name!r} of the checkpoint is not finite; use another checkpoint of the run.")
                 tensor.copy_(saved[name])
 
     def counters(self) -> dict[str, int]:

@@ -168,3 +168,12 @@ def with_config_dir(overrides: Sequence[str], folder: str | Path | None) -> list
     entries = [*search_path(overrides), f"file://{Path(folder).expanduser().absolute()}"]
     others = [o for o in overrides if not o.lstrip("+").startswith(f"{SEARCH}=")]
     return [*others, f"{SEARCH}={literal(entries)}"]
+
+
+def take_trust(arguments: list[str]) -> tuple[str, ...]:
+    """Remove trust=[a,b] from the arguments; what it names."""
+    found: list[str] = []
+    for argument in [a for a in arguments if a.startswith("trust=")]:
+        arguments.remove(argument)
+        found += [m.strip() for m in argument.removeprefix("trust=").strip("[]").split(",") if m.strip()]
+    return tuple(found)

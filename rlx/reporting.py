@@ -107,10 +107,11 @@ def next_steps(
     watch = f"tensorboard --logdir {shlex.quote(folder)}"
     if objects:
         again = ", ".join(f"{name}=..." for name in objects)
-        steps = [f"rlx.resume({folder!r}, {again})"]
+        allowed = f", trust={tuple(trust)!r}" if trust else ""
+        steps = [f"rlx.resume({folder!r}, {again}{allowed})"]
         if summary["env"] != "none":
             env = ", env=..." if "env" in objects else ""
-            steps.insert(0, f"rlx.evaluate({folder!r}{env})")
+            steps.insert(0, f"rlx.evaluate({folder!r}{env}{allowed})")
         return [*steps, watch]
     allowed = f" {shlex.quote('trust=[' + ','.join(trust) + ']')}" if trust else ""
     verbs = ["resume"] if summary["env"] == "none" else ["evaluate", "resume"]

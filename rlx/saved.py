@@ -256,11 +256,11 @@ def restoring(path: Path) -> Iterator[None]:
 
 
 def check_like(saved: Any, fresh: Any, place: str) -> None:
-    """ValueError unless a saved state has the types of a fresh one; what is null there may be numbers here."""
+    """ValueError unless a saved state has the types of a fresh one; null and numbers may change places."""
     if isinstance(fresh, bool) or isinstance(saved, bool):
         good = isinstance(fresh, bool) and isinstance(saved, bool)
     elif isinstance(fresh, int):
-        good = isinstance(saved, int) and abs(saved) < LARGEST
+        good = saved is None or (isinstance(saved, int) and abs(saved) < LARGEST)
     elif isinstance(fresh, float):
         good = saved is None or isinstance(saved, int | float)
     elif isinstance(fresh, str):

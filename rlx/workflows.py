@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -25,7 +25,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlx.callbacks.bus import Callback, CallbackBus
@@ -48,7 +48,7 @@ from rlx.data.collect import collect_episodes
 from rlx.data.dataset import TransitionDataset
 from rlx.data.episodes import apply_choices
 from rlx.data.inspect import inspect_dataset
-from rlx.data.minari import minari_root, write_minari
+from rlx.data.minari import check_recordable, minari_root, write_minari
 from rlx.data.replay import DatasetReplay, Layout, Replay
 from rlx.data.sources import choices_of, finish, load_transition_dataset
 from rlx.envs import make_env, make_vector_env, probe, spec_of
@@ -60,7 +60,7 @@ from rlx.given import NOTHING, DataLike, EnvLike, Given, check_given, objects_of
 from rlx.learner import Allocation, Learner
 from rlx.memory import available_memory, enough_memory, memory_errors
 from rlx.nn import keep_freed_memory
-from rlx.overrides import from_values, with_config_dir
+from rlx.overrides import from_values, take_trust, with_config_dir
 from rlx.paths import conf_dir
 from rlx.policy import Policy
 from rlx.reporting import closing_lines, counted, evaluation, showing
@@ -68,6 +68,8 @@ from rlx.rewards import RewardTransform
 from rlx.rng import seed_everything, seeded
 from rlx.run_folder import RunLock, note_resume, refuse_links, write_errors_explained
 from rlx.saved import (
+    BEYOND,
+    KWARGS,
     as_text,
     as_written,
     check_like,
@@ -145,7 +147,7 @@ def train(
     texts = with_config_dir([*texts, *given.overrides(texts)], config_dir)
     with showing(quiet):
         cfg = compose_config(texts)
-        return _closed(run(_without_progress(cfg, progress and not quiet), texts, run_dir, given))
+        return _closed(run(cfg, texts, run_dir, given, progress and not quiet))
 
 
 def _closed(result: Result) -> Result:
@@ -153,15 +155,14 @@ def _closed(result: Result) -> Result:
     return result
 
 
-def _without_progress(cfg: DictConfig, progress: bool) -> DictConfig:
-    if not progress and cfg.callbacks is not None and "progress" in cfg.callbacks:
-        with open_dict(cfg.callbacks):
-            del cfg.callbacks["progress"]
-    return cfg
-
-
 @memory_errors()
-def run(cfg: DictConfig, overrides: list[str], run_dir: str | Path | None = None, given: Given = NOTHING) -> Result:
+def run(
+    cfg: DictConfig,
+    overrides: list[str],
+    run_dir: str | Path | None = None,
+    given: Given = NOTHING,
+    progress: bool = True,
+) -> Result:
     """Train a composed config from the beginning. All of it was typed by the user, also which module an env is of."""
     check(cfg)
     if references(str(OmegaConf.to_container(cfg.env, resolve=False)["id"])) is None:  # type: ignore[call-overload, index]
@@ -174,7 +175,7 @@ def run(cfg: DictConfig, overrides: list[str], run_dir: str | Path | None = None
     refuse_links(folder)
     threads = set_threads(cfg)
     seed_everything(int(cfg.seed))
-    with closing(build(cfg, folder, given)) as trainer:  # closed last: an env that fails there loses nothing
+    with closing(build(cfg, folder, given, progress)) as trainer:
         trainer.bus.check(trainer)  # before the folder is written to
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -232,12 +233,13 @@ def resume_run(
     progress: bool = True,
 ) -> Result:
     """`resume` without its closing lines."""
-    folder, trust = Path(run_dir), _modules(trust)
+    folder, rest = Path(run_dir), list(overrides)
+    trust = (*_modules(trust), *take_trust(rest))
     if not (folder / "config.yaml").is_file():
         raise UserError(f"{folder} is not a run folder (it has no config.yaml); give a folder that a run has written.")
     refuse_links(folder)
     with RunLock(folder):
-        return _resume(folder, overrides, given, trust, progress)
+        return _resume(folder, tuple(rest), given, trust, progress)
 
 
 def _resume(folder: Path, overrides: tuple[str, ...], given: Given, trust: tuple[str, ...], progress: bool) -> Result:
@@ -253,8 +255,7 @@ def _resume(folder: Path, overrides: tuple[str, ...], given: Given, trust: tuple
     saved = store.latest() if store.steps() else None
     threads = set_threads(cfg, saved.state.get("threads") if saved else None)
     seed_everything(int(cfg.seed))
-    shown_cfg = cfg if progress else _without_progress(cfg.copy(), progress)
-    with closing(build(shown_cfg, folder, given)) as trainer:
+    with closing(build(cfg, folder, given, progress)) as trainer:
         if saved is None:
             log.warning("%s was ended before its first checkpoint; it starts from the beginning.", folder)
             trainer.resumed = True  # loggers begin their files anew
@@ -308,14 +309,15 @@ def summary_of(trainer: Trainer) -> dict[str, Any] | None:
         return None
     state = trainer.state
     ours = counters == [state.env_steps, state.updates] and names[-1] not in INTERRUPTS.values()
-    whole = all(x is None or isinstance(x, float | int) for x in numbers) and all(isinstance(x, str) for x in names)
+    whole = all(isinstance(x, float | int) or (i and x is None) for i, x in enumerate(numbers))  # it took some time
+    whole = whole and all(isinstance(x, str) for x in names)
     return summary if ours and whole and {"seed", "exact"} <= summary.keys() else None
 
 
 def nothing_to_do(trainer: Trainer) -> str:
     state, reason = trainer.state, trainer.state.stop_reason
     online = state.env_steps > 0
-    made = f"{state.env_steps} env steps" if online else f"{state.updates} updates"
+    made = counted(state.env_steps, "env step") if online else counted(state.updates, "update")
     if reason and reason not in BUDGETS:
         return (
             f"{trainer.run_dir} was ended by {reason} at {made}; nothing to do. Change that rule, or take it away, to "
@@ -333,7 +335,7 @@ def tell_changes(folder: Path, text: str, saved: str) -> None:
     keys = {key for key in ours.keys() | theirs.keys() if key.partition(".")[0] != "trust"}  # typed anew each time
     changed = sorted(key for key in keys if ours.get(key) != theirs.get(key))
     if changed:
-        told = ", ".join(f"{key} was {theirs.get(key)} and is {ours.get(key)}" for key in changed[:5])
+        told = ", ".join(f"{shown(k)} was {shown(theirs.get(k))} and is {shown(ours.get(k))}" for k in changed[:5])
         more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
         log.warning("%s differs from the config of the checkpoint (%s%s); the run goes on with it.",
                     folder / "config.yaml", told, more)  # fmt: skip
@@ -363,7 +365,7 @@ def check(cfg: DictConfig) -> None:
         raise UserError(shown(explain(error, ()), 1000)) from error
 
 
-def build(cfg: DictConfig, folder: Path, given: Given = NOTHING) -> Trainer:
+def build(cfg: DictConfig, folder: Path, given: Given = NOTHING, progress: bool = True) -> Trainer:
     """Everything that a run is made of, from its config and from what was given besides."""
     env_cfg = given.env_config(cfg)
     simulator = env_cfg.id != NO_ENV
@@ -397,7 +399,7 @@ def build(cfg: DictConfig, folder: Path, given: Given = NOTHING) -> Trainer:
         cfg.trainer,
         cfg,
         learner,
-        make_bus(cfg),
+        make_bus(cfg, progress),
         reward,
         folder,
         envs=envs,
@@ -512,12 +514,12 @@ def make_replay(cfg: DictConfig, spec: Spec, num_envs: int, prior: Replay | None
     return replay
 
 
-def make_bus(cfg: DictConfig) -> CallbackBus:
-    """Callbacks, loggers and the schedule on one bus."""
+def make_bus(cfg: DictConfig, progress: bool = True) -> CallbackBus:
+    """Callbacks, loggers and the schedule on one bus; without `progress`, all but the one that shows it."""
     found: dict[str, Callback] = {"schedule": instantiate(cfg.schedule, trust=cfg.trust)}
     for group in (cfg.callbacks, loggers(cfg)):
         for name, node in (group or {}).items():
-            if node is None:  # callbacks.evaluate=null: as ~callbacks.evaluate
+            if node is None or (name == "progress" and not progress):  # callbacks.evaluate=null: as ~callbacks.evaluate
                 continue
             found[str(name)] = instantiate(node, trust=cfg.trust)
     return CallbackBus(found)
@@ -539,7 +541,11 @@ def _finish(trainer: Trainer) -> Result:
 
 def needed_trust(cfg: DictConfig) -> tuple[str, ...]:
     """The modules that whoever uses the run has to trust, as its `_target_`s or its env come from them."""
-    return (*cfg.trust, *env_modules(cfg))
+    kwargs = leaves(OmegaConf.to_container(cfg.env.kwargs, resolve=False))
+    files = [KWARGS] if any(isinstance(value, str) and BEYOND.search(value) for _, value in kwargs) else []
+    beyond = [value for _, value in leaves(OmegaConf.to_container(cfg, resolve=False)) if isinstance(value, str)]
+    resolvers = {"oc.env"} if any("${oc.env:" in value for value in beyond) else set()
+    return tuple(dict.fromkeys((*cfg.trust, *env_modules(cfg), *files, *resolvers)))
 
 
 @contextmanager
@@ -613,7 +619,8 @@ def default_run_dir(cfg: DictConfig) -> Path:
 
 def set_threads(cfg: DictConfig, saved: int | None = None) -> str:
     """Choose and set torch's threads; what was chosen, and why."""
-    widest = max(cfg.algo.hidden or (), default=1)
+    layers = (value for key, value in cfg.algo.items() if str(key).endswith("hidden"))
+    widest = max((n for widths in layers for n in widths or ()), default=1)
     chosen, why = choose_threads(cfg.threads, saved, network_seconds(int(widest), int(cfg.algo.batch_size)))
     if saved and chosen != saved:
         log.warning("The run had %s and now has %s: results may differ in the last bits.",
@@ -639,7 +646,7 @@ def env_spec(cfg: EnvConfig, trust: Sequence[str] = ()) -> Spec:
     probe(env, cfg)
     spec = spec_of(env, cfg.id)
     env.close()
-    return spec
+    return spec._replace(episode_limit=spec.episode_limit or cfg.max_episode_steps)
 
 
 def refuse_foreign_env(cfg: DictConfig, trust: tuple[str, ...]) -> None:
@@ -694,6 +701,8 @@ def _restore_to_act(
     given = Given.of(env, None)
     if given.env is not None:
         env_cfg = given.env_config(cfg)
+        if not cfg.env.id.startswith(PYTHON):  # how the envs of the run were made says nothing about these
+            env_cfg = replace(env_cfg, kwargs={}, vectorization="auto", step_timeout=None, max_episode_steps=None)
         check_same_env(learner.spec, env_spec(env_cfg))
         return learner, cfg, make_vector_env(env_cfg, 1 if given.env.single else min(episodes, 10)), given.env.id
     refuse_foreign_env(cfg, trust)
@@ -788,6 +797,7 @@ def collect(
         raise UserError(f"The dataset {id} exists already in {storage}; choose another id, or delete it.")
     learner, cfg, envs, env_id = _restore_to_act(path, trust, env, episodes)
     try:
+        check_recordable(env_id)
         if learner.spec.goal is not None:
             raise UserError(
                 f"{cfg.env.id} is a goal env, whose dict observations collect cannot write; use another env."

@@ -34,7 +34,7 @@ from rlx.callbacks.metrics import INTERRUPTED
 from rlx.data.collect import collect_episodes, episodes_of_rows
 from rlx.data.minari import Episode, load_episodes, minari_root, write_minari
 from rlx.envs.evaluation import MOST_EPISODES
-from rlx.envs.factory import make_vector_env
+from rlx.envs.factory import PYTHON, make_vector_env
 from rlx.errors import UserError
 from rlx.files import read_bounded, write_atomically
 from rlx.rng import seeded
@@ -94,6 +94,11 @@ class MakeData(Callback):
     def check(self, trainer: Trainer) -> None:
         if trainer.replay is None:
             raise UserError("callbacks.make_data keeps what a run collects into a replay; use an off-policy algorithm.")
+        if trainer.spec.env_id.startswith(PYTHON):
+            raise UserError(
+                "callbacks.make_data writes data of registered envs and this one was given from Python; register it "
+                "and use env.id=module:Id."
+            )
         if not trainer.reward.identity:
             raise UserError(
                 "callbacks.make_data writes the replay, which holds rewards after the reward transform, and a dataset "
@@ -147,7 +152,7 @@ class MakeData(Callback):
     def _is_own(self, folder: Path) -> bool:
         """Did this run write it, before it was killed or ended?"""
         try:
-            description = json.loads((folder / "data" / "metadata.json").read_text())["description"]
+            description = json.loads(read_bounded(folder / "data" / "metadata.json"))["description"]
         except (OSError, ValueError, KeyError, TypeError):
             return False
         return str(description).endswith(f"({self.mark})")

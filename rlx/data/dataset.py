@@ -71,6 +71,7 @@ class TransitionDataset:
         self.ends_only = columns.ends_only  # does nothing tell terminal states from time limits
         self.order_matters = False  # was it loaded to be refused where rows that should follow each other do not
         self.recorded = False  # are the flags those that the env gave to rlx
+        self.settled = False  # have `dataset.terminals` and `dataset.episodes` been applied, before there was a Spec
 
     @classmethod
     def from_dict(
@@ -344,7 +345,7 @@ def check_spec(dataset: TransitionDataset, spec: Spec, any_env: bool = False) ->
 
 
 def _check_env(dataset: TransitionDataset, spec: Spec, any_env: bool) -> None:
-    if dataset.env_id is None or dataset.env_id == spec.env_id:
+    if dataset.env_id is None or dataset.env_id == spec.env_id.rpartition(":")[2]:
         return
     if _family(dataset.env_id) != _family(spec.env_id) and not any_env:
         raise UserError(
@@ -355,5 +356,5 @@ def _check_env(dataset: TransitionDataset, spec: Spec, any_env: bool) -> None:
 
 
 def _family(env_id: str) -> str:
-    """'ns/Hopper-v4' -> 'hopper'."""
-    return re.sub(r"-v\d+$", "", env_id.split("/")[-1]).lower()
+    """'module:ns/Hopper-v4' -> 'hopper'."""
+    return re.sub(r"-v\d+$", "", re.split("[:/]", env_id)[-1]).lower()

@@ -297,6 +297,21 @@ def build(dataset_id: str, storage: Path) -> None:
     )
 
 
+def check_recordable(env_id: str) -> Any:
+    """The registered spec of an env, without which Minari can keep no dataset of it; UserError where there is none."""
+    import gymnasium
+
+    try:
+        spec = gymnasium.spec(env_id.rpartition(":")[2])  # whose module, if it names one, has been imported
+        spec.to_json()
+    except (gymnasium.error.Error, ValueError) as error:
+        raise UserError(
+            f"Minari keeps data of envs that are registered by the name of their class, and {env_id} is not "
+            f"({first_line(error)}); register it with entry_point='module:Class'."
+        ) from error
+    return spec
+
+
 def write_minari(
     dataset_id: str,
     episodes: Sequence[Episode],
@@ -307,7 +322,6 @@ def write_minari(
     description: str,
 ) -> Path:
     """Write a dataset that Minari loads. It appears whole or not at all; of two writers the first one wins."""
-    import gymnasium
     import minari
     from minari.data_collector import EpisodeBuffer
 
@@ -323,6 +337,7 @@ def write_minari(
         )
         for i, e in enumerate(episodes)
     ]
+    spec = check_recordable(env_id)
     folder = storage / dataset_id
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -337,7 +352,7 @@ def write_minari(
             minari.create_dataset_from_buffers(
                 dataset_id,
                 buffers,
-                env=gymnasium.spec(env_id.rpartition(":")[2]),  # whose module, if it names one, has been imported
+                env=spec,
                 algorithm_name=algorithm,
                 author="rlx",
                 description=description,

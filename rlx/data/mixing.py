@@ -197,9 +197,10 @@ def _join(parts: list[TransitionDataset], names: list[str]) -> TransitionDataset
         setattr(mixed, column, np.concatenate([getattr(part, column) for part in parts]))
     known = [~part.ends if part.continues is None else part.continues for part in parts]
     mixed.continues = None if all(part.continues is None for part in parts) else np.concatenate(known)
-    for flag in ("shuffled", "derived", "made_up", "ends_only"):
+    for flag in ("shuffled", "derived", "made_up", "ends_only", "order_matters"):
         setattr(mixed, flag, any(getattr(part, flag) for part in parts))
     mixed.recorded = all(part.recorded for part in parts)
+    mixed.settled = all(part.settled for part in parts)
     mixed.group = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     mixed.source = "mix of " + ", ".join(names)
     mixed.key_map = {column: column for column in COLUMNS[:6]}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Collection, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -132,9 +133,14 @@ def load_hdf5(cfg: Hdf5Config, spec: Spec | None, seed: int = 0) -> TransitionDa
 
 
 def load_random(cfg: RandomConfig, spec: Spec, seed: int = 0, trust: Sequence[str] = ()) -> TransitionDataset:
-    from rlx.envs.factory import EnvConfig
+    from rlx.envs.factory import PYTHON, EnvConfig
 
     env = cfg.env if isinstance(cfg.env, EnvConfig) else spec.env_id  # outside of a run there is the id alone
+    if spec.env_id.startswith(PYTHON):
+        raise UserError(
+            "dataset=random makes envs by their id and this one was given from Python; register it and use "
+            "env.id=module:Id, or give the data themselves, as dataset={...}."
+        )
     return finish(roll_out_random(env, cfg.size, seed, trust), cfg, spec)
 
 
@@ -145,9 +151,12 @@ def load_run(cfg: RunConfig, spec: Spec | None, seed: int = 0) -> TransitionData
 def finish(dataset: TransitionDataset, cfg: DatasetConfig, spec: Spec | None) -> TransitionDataset:
     """Check against the env, scale actions, and tell what was loaded; without a spec, the data as they are."""
     if spec is None:
-        return apply_choices(_countable(dataset), cfg, None, check=False)
+        dataset = apply_choices(_countable(dataset), cfg, None, check=False)
+        dataset.settled = True
+        return dataset
+    choices = choices_of("as_stored", "as_stored") if dataset.settled else cfg  # nothing is corrected twice
     dataset = dataset.fitted_to(spec, cfg.actions_outside, cfg.any_env)
-    dataset = apply_choices(dataset, cfg, spec.episode_limit, spec.env_id)
+    dataset = apply_choices(dataset, choices, spec.episode_limit, spec.env_id)
     keys = ", ".join(f"{key} -> {column}" for key, column in dataset.key_map.items())
     log.info("%s: %d transitions, %d episodes (%s)", dataset.source, len(dataset), len(dataset.episodes), keys)
     for note in dataset.notes:
@@ -339,27 +348,27 @@ def read_run(path: str) -> TransitionDataset:
 def roll_out_random(env_or_id: EnvConfig | str, size: int, seed: int, trust: Sequence[str] = ()) -> TransitionDataset:
     """`size` transitions of uniformly random actions; the same for the same seed."""
     from rlx.envs.factory import EnvConfig, make_env
+    from rlx.envs.vector import faults_told
 
     cfg = EnvConfig(id=env_or_id) if isinstance(env_or_id, str) else env_or_id
     if size < 1:
         raise UserError(f"dataset.size={size} is not possible; give 1 or more.")
-    env = make_env(cfg, trust)
-    env.action_space.seed(seed)
     columns: dict[str, list[Any]] = {
         name: [] for name in ("obs", "action", "reward", "next_obs", "terminated", "truncated")
     }
-    obs, _ = env.reset(seed=seed)
-    needed = size * (4 * np.asarray(obs).nbytes + ROW_COST)  # as they come, and as arrays
-    with enough_memory(needed, f"A dataset of {size:,} transitions", lambda k: f"try dataset.size={int(size * k)}"):
-        for _ in range(size):
-            action = env.action_space.sample()
-            next_obs, reward, terminated, truncated, _ = env.step(action)
-            row = (obs, action, reward, next_obs, terminated, truncated)
-            for column, value in zip(columns.values(), row, strict=True):
-                column.append(value)
-            obs = env.reset()[0] if terminated or truncated else next_obs
-        env.close()
-        arrays = {name: np.asarray(values) for name, values in columns.items()}
+    with closing(make_env(cfg, trust)) as env, faults_told(cfg.id):
+        env.action_space.seed(seed)
+        obs, _ = env.reset(seed=seed)
+        needed = size * (4 * np.asarray(obs).nbytes + ROW_COST)  # as they come, and as arrays
+        with enough_memory(needed, f"A dataset of {size:,} transitions", lambda k: f"try dataset.size={int(size * k)}"):
+            for _ in range(size):
+                action = env.action_space.sample()
+                next_obs, reward, terminated, truncated, _ = env.step(action)
+                row = (obs, action, reward, next_obs, terminated, truncated)
+                for column, value in zip(columns.values(), row, strict=True):
+                    column.append(value)
+                obs = env.reset()[0] if terminated or truncated else next_obs
+            arrays = {name: np.asarray(values) for name, values in columns.items()}
     dataset = TransitionDataset.from_dict(arrays, source=f"random actions in {cfg.id}", env_id=cfg.id)
     dataset.recorded = True
     return dataset

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
 import re
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,9 +17,10 @@ import numpy as np
 from gymnasium import spaces
 from omegaconf import MISSING
 
-from rlx.envs.vector import AsyncEnvs, NativeEnvs, SyncEnvs, VectorEnv
+from rlx.envs.vector import AsyncEnvs, EnvFault, NativeEnvs, SyncEnvs, VectorEnv, said
 from rlx.errors import UserError, nearest, require
 from rlx.saved import shown, trusted
+from rlx.threads import usable_cpus
 from rlx.types import Goal, Spec
 
 # What vectorization=auto goes by (benchmarks/env_throughput.py):
@@ -117,7 +118,7 @@ def make_env(cfg: EnvConfig, trust: Sequence[str] = (), **kwargs: Any) -> gym.En
         raise _unfit(cfg, error) from error
     except (AssertionError, AttributeError) as error:
         if cfg.extra is None:
-            raise
+            raise _broken(cfg, error) from error
         raise UserError(  # a simulator that is newer than the env knows of
             f"{cfg.id} does not work with the packages that are installed ({error!r}); those that it "
             f"was tested with come with pip install -e '.[{cfg.extra}]' in a checkout of rlx."
@@ -126,7 +127,14 @@ def make_env(cfg: EnvConfig, trust: Sequence[str] = (), **kwargs: Any) -> gym.En
         raise UserError(
             f"env.id={cfg.id} cannot be made ({shown(error)}); give one such as env.id=Pendulum-v1."
         ) from error
+    except Exception as error:
+        raise _broken(cfg, error) from error
     return _single_array(env)
+
+
+def _broken(cfg: EnvConfig, error: Exception) -> EnvFault:
+    """An env whose own constructor fails."""
+    return EnvFault(f"{cfg.id} cannot be made: it {said(error)}.", traceback.format_exc())
 
 
 def _single_array(env: gym.Env) -> gym.Env:
@@ -243,8 +251,7 @@ def make_vector_env(cfg: EnvConfig, num_envs: int | None = None, trust: Sequence
 
 def _workers_pay(cfg: EnvConfig, n: int, trust: Sequence[str]) -> bool:
     """Is a step of this env so slow that processes of their own save more time than they cost?"""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    at_once = min(n, cores)
+    at_once = min(n, usable_cpus())
     return at_once > 1 and _step_seconds(cfg, trust) * (1 - 1 / at_once) > WORKER_COST
 
 

@@ -19,7 +19,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -29,7 +30,7 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from gymnasium.vector.async_vector_env import AsyncState
 
-from rlx.errors import RunFailed
+from rlx.errors import RunFailed, UserError
 
 PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal to get when the parent ends
 FLOAT32_MAX = float(np.finfo(np.float32).max)
@@ -64,6 +65,17 @@ def said(error: BaseException) -> str:
         return f"called sys.exit({error.code!r}){where}"
     words = " ".join(str(error).split())
     return f"raised {type(error).__name__}{': ' if words else ''}{words}{where}"
+
+
+@contextmanager
+def faults_told(name: str) -> Iterator[None]:
+    """To use a single env in: whatever it raises is its fault, and a sentence."""
+    try:
+        yield
+    except (UserError, RunFailed):
+        raise
+    except (Exception, SystemExit) as error:
+        raise EnvFault(f"{name} {said(error)}.", traceback.format_exc()) from error
 
 
 class Lanes:

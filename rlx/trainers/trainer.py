@@ -42,6 +42,7 @@ from rlx.files import write_atomically
 from rlx.learner import Learner, is_learning_rate
 from rlx.rewards import RewardTransform
 from rlx.rng import rng_state, seeded, set_rng_state
+from rlx.run_folder import ERROR_FILE
 from rlx.saved import check_like, parse
 from rlx.trainers.guard import Guard
 from rlx.types import Batch, Rollout, Spec
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
     from rlx.envs.vector import VectorEnv
 
 INTERRUPTS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}  # stop reasons that a resume clears
-ERROR_FILE = "error.txt"  # in the run folder: the traceback of an env that failed
 BUDGETS = ("max_env_steps", "max_updates", "max_epochs", "max_seconds", "completed")
 
 

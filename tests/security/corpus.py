@@ -17,6 +17,8 @@ import torch
 import yaml
 from safetensors.torch import load, save
 
+from rlx.checkpoint import seal
+
 Change = Callable[[Path], None]
 NEIGHBOUR = "../neighbour"  # as seen from the folder of the run
 EVIL = {"_target_": "rlx.envs.factory.make_vector_env", "id": "evil_module:X-v0"}
@@ -42,7 +44,7 @@ def rewrite(folder: Path, file: str, data: bytes) -> None:
     (folder / file).write_bytes(data)
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["files"][file] = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    (folder / "manifest.json").write_bytes(seal(manifest))
 
 
 # -- kinds of changes ------------------------------------------------------------------------------------------------
@@ -461,7 +463,7 @@ CASES: dict[str, Case] = {
     "tensors_are_empty": Case(tensors(lambda found: found.clear())),
     "tensors_of_another_shape": Case(tensors(other_shape)),
     "tensors_of_another_dtype": Case(tensors(other_dtype)),
-    "tensors_are_nan": Case(tensors(nans), ()),
+    "tensors_are_nan": Case(tensors(nans)),
     "journal_tensors_are_empty": Case(tensors(lambda found: found.clear(), "journal.safetensors"), RESUME),
     "rng_tensors_are_empty": Case(tensors(lambda found: found.clear(), "rng.safetensors"), RESUME),
     # -- files: nothing is written outside of the run folder

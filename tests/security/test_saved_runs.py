@@ -104,6 +104,7 @@ def lay_out(tmp_path: Path, base: Path) -> tuple[Path, Path]:
     """A working folder with a copy of the run, an evil module and a neighbour."""
     run, neighbour = tmp_path / "run", tmp_path / "neighbour"
     shutil.copytree(base, run, symlinks=True)
+    (run / "summary.json").unlink()  # as if killed just before its end: a resume of a finished run has nothing to do
     neighbour.mkdir()
     (neighbour / "precious").write_text("line\n" * 10_000)
     (tmp_path / "evil_module").mkdir()

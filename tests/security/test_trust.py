@@ -149,7 +149,8 @@ def test_a_run_does_not_write_what_it_reads_from_the_environment(
     assert rlx.evaluate(run, episodes=1, trust=("oc.env",))["algo"] == "${oc.env:SECRET}"
     with pytest.raises(UserError, match=r"dataset\.path=VALUE"):
         rlx.resume(run, "algo.name=mine", "logger.wandb.tags=[]")
-    result = rlx.resume(run, "algo.name=mine", "logger.wandb.tags=[]", f"dataset.path={data}")
+    more = ("trainer.max_updates=4", f"dataset.path={data}")
+    result = rlx.resume(run, "algo.name=mine", "logger.wandb.tags=[]", *more)
     assert result.summary["algo"] == "mine"
     assert "${oc.env:SECRET}" in (run / "overrides.yaml").read_text()
     assert "hunter2" not in str(capfd.readouterr())
