@@ -64,7 +64,9 @@ class FittedQ(Callback):
         if trainer.prior is None:
             raise UserError("callbacks.fitted_q judges by a dataset and there is none; add dataset=... or remove it.")
         if trainer.dataset is not None:
-            trainer.dataset.check_order("the returns of callbacks.fitted_q (~callbacks.fitted_q leaves it out)")
+            trainer.dataset.check_order(
+                "the returns of callbacks.fitted_q", instead="; ~callbacks.fitted_q leaves it out"
+            )
 
     def on_iteration(self, trainer: Trainer) -> None:
         if crossed(self.last, trainer.state.steps, trainer.settings.eval_interval):

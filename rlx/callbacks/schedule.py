@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 # the learner keeps a copy of, and first values of what it learns (see `is_kept`) do not move either.
 READ_ONCE = frozenset(
     {
-        "adam_eps", "beta1", "critics", "discount", "dropout", "eps", "eval_candidates", "log_std_init", "quantiles",
-        "square_decay", "target_entropy_scale",
+        "actor_weight_decay", "adam_eps", "beta1", "critics", "discount", "dropout", "eps", "eval_candidates",
+        "log_std_init", "quantiles", "square_decay", "target_entropy_scale",
     }
 )  # fmt: skip
 

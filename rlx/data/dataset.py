@@ -125,10 +125,11 @@ class TransitionDataset:
             return self
         return self._with(continues=compare_successors(self.obs, self.next_obs))
 
-    def check_order(self, what: str) -> None:
+    def check_order(self, what: str, instead: str = "") -> None:
         """Refuse what looks further than one row where the rows of an episode do not follow each other.
 
-        Only a warning for arrays that were put together in Python, where nobody was asked about it.
+        `instead` says how to do without. Only a warning for arrays that were put together in Python, where nobody was
+        asked about it.
         """
         if self.shuffled:
             said = f"the rows are in no order, and {what} need whole episodes in order"
@@ -141,7 +142,7 @@ class TransitionDataset:
         else:
             return
         if self.order_matters:
-            raise UserError(f"{self.source}: {said}.")
+            raise UserError(f"{self.source}: {said}{instead}.")
         log.warning("%s: %s.", self.source, said)
 
     def returns(self) -> Array:

@@ -154,7 +154,9 @@ def finish(dataset: TransitionDataset, cfg: DatasetConfig, spec: Spec | None) ->
         dataset = apply_choices(_countable(dataset), cfg, None, check=False)
         dataset.settled = True
         return dataset
-    choices = choices_of("as_stored", "as_stored") if dataset.settled else cfg  # nothing is corrected twice
+    choices = cfg
+    if dataset.settled:  # nothing is corrected twice
+        choices = choices_of(*("check" if c.value == "check" else "as_stored" for c in (cfg.terminals, cfg.episodes)))
     dataset = dataset.fitted_to(spec, cfg.actions_outside, cfg.any_env)
     dataset = apply_choices(dataset, choices, spec.episode_limit, spec.env_id)
     keys = ", ".join(f"{key} -> {column}" for key, column in dataset.key_map.items())
