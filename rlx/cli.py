@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from rlx.errors import Interrupted, RunFailed, UserError, nearest
-from rlx.overrides import take_trust
 from rlx.reporting import closing_lines, counted, set_up_logging, table
 
 if TYPE_CHECKING:
@@ -347,6 +346,7 @@ def report(result: Result) -> int:
 
 
 def resume(arguments: list[str]) -> int:
+    from rlx.overrides import take_trust
     from rlx.workflows import resume_run
 
     folder = _path(arguments, VERBS["resume"].usage)
@@ -356,6 +356,7 @@ def resume(arguments: list[str]) -> int:
 
 
 def evaluate(arguments: list[str]) -> int:
+    from rlx.overrides import take_trust
     from rlx.workflows import evaluate as evaluate_policy
 
     path = _path(arguments, VERBS["evaluate"].usage)
@@ -376,6 +377,7 @@ def evaluate(arguments: list[str]) -> int:
 
 
 def predict(arguments: list[str]) -> int:
+    from rlx.overrides import take_trust
     from rlx.workflows import predict as predict_action
 
     usage = VERBS["predict"].usage
@@ -396,6 +398,7 @@ def predict(arguments: list[str]) -> int:
 
 
 def collect(arguments: list[str]) -> int:
+    from rlx.overrides import take_trust
     from rlx.workflows import collect as collect_dataset
 
     path = _path(arguments, VERBS["collect"].usage)
