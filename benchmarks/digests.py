@@ -16,6 +16,7 @@ import argparse
 import hashlib
 import json
 import platform
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -96,8 +97,16 @@ def digest(name: str, spec: Spec, settings: dict[str, Any]) -> str:
     for _ in range(UPDATES):
         take(text, learner.update(draw(spec, random)))
     obs = torch.randn(8, *spec.obs_shape, generator=random)
-    take(text, learner.tensors() | {f"act.{explore}": learner.act(obs, explore=explore) for explore in (False, True)})
+    saved = {former_name(name, learner): tensor for name, tensor in learner.tensors().items()}
+    take(text, saved | {f"act.{explore}": learner.act(obs, explore=explore) for explore in (False, True)})
     return text.hexdigest()[:16]
+
+
+def former_name(name: str, learner: Learner) -> str:
+    """What a tensor was called when the digests were frozen: off-policy algorithms called their policies actors."""
+    if "on_policy" in learner.regimes:
+        return name
+    return re.sub(r"^model\.(target_)?policy\.", r"model.\1actor.", name)
 
 
 def take(text: Any, tensors: dict[str, Tensor]) -> None:

@@ -21,7 +21,7 @@ UNTERMINATED = ("td_target(batch.reward, batch.discount, 0.0 * batch.terminated,
 ONE_STEP = ("td_target(batch.reward, self.cfg.discount, batch.terminated, next_value)", "n-step discounts are ignored")
 FOLLOW = "polyak(self.targets, self.online, self.cfg.tau)"
 FOLLOW_CRITIC = "polyak(self.target_critic.parameters(), self.critic.parameters(), self.cfg.tau)"
-FOLLOW_ACTOR = "polyak(self.target_actor.parameters(), self.actor.parameters(), self.cfg.tau)"
+FOLLOW_ACTOR = "polyak(self.target_policy.parameters(), self.policy.parameters(), self.cfg.tau)"
 COPIED = "targets are copies"
 
 
@@ -37,7 +37,7 @@ MUTANTS: dict[str, list[Mutant]] = {
         ("- alpha * next_log_prob", "+ alpha * next_log_prob", "entropy is a cost"),
         ("- alpha * next_log_prob", "- next_log_prob", "entropy without its temperature"),
         ("self.target_critic(batch.next_obs", "self.critic(batch.next_obs", "no target network"),
-        ("self.actor.sample(batch.next_obs)", "self.actor.sample(batch.obs)", "next action of this state"),
+        ("self.policy.sample(batch.next_obs)", "self.policy.sample(batch.obs)", "next action of this state"),
         (".min(0).values", ".max(0).values", "the actor climbs the larger critic"),
         ("(alpha * log_prob - q).mean()", "(alpha * log_prob + q).mean()", "the actor goes down"),
         ("(alpha * log_prob - q).mean()", "(-alpha * log_prob - q).mean()", "the actor loses its entropy"),
@@ -52,7 +52,7 @@ MUTANTS: dict[str, list[Mutant]] = {
     ),
     "td3": of(
         "algos/td3.py",
-        ("self.target_actor(batch.next_obs)", "self.actor(batch.next_obs)", "the online actor in the target"),
+        ("self.target_policy(batch.next_obs)", "self.policy(batch.next_obs)", "the online actor in the target"),
         ("self.target_critic(batch.next_obs", "self.critic(batch.next_obs", "the online critics in the target"),
         (".amin(0)", ".amax(0)", "the larger critic in the target"),
         (".amin(0)", "[0]", "one critic in the target"),
@@ -64,7 +64,7 @@ MUTANTS: dict[str, list[Mutant]] = {
         ("self.due(self.cfg.policy_delay)", "not self.due(self.cfg.policy_delay)", "the other updates move the actor"),
         (FOLLOW, "polyak(self.targets, self.online, 1.0)", COPIED),
         ("    " + FOLLOW, FOLLOW, "targets do not wait for the actor"),
-        ("*self.target_actor.parameters(), *self", "*self.actor.parameters(), *self", "the target actor stays"),
+        ("*self.target_policy.parameters(), *self", "*self.policy.parameters(), *self", "the target actor stays"),
         (TARGET, *UNTERMINATED),
         (TARGET, *ONE_STEP),
         (".clamp_(-1.0, 1.0)", "", "exploration leaves the box"),
@@ -72,17 +72,17 @@ MUTANTS: dict[str, list[Mutant]] = {
     ),
     "ddpg": of(
         "algos/ddpg.py",
-        ("self.target_actor(batch.next_obs)", "self.actor(batch.next_obs)", "the online actor in the target"),
+        ("self.target_policy(batch.next_obs)", "self.policy(batch.next_obs)", "the online actor in the target"),
         ("self.target_critic(batch.next_obs", "self.critic(batch.next_obs", "the online critic in the target"),
         ("self.target_critic(batch.next_obs,", "self.target_critic(batch.obs,", "the value of this state"),
         ("n=1)", "n=2)", "two critics"),
         (FOLLOW, "polyak(self.targets, self.online, 1.0)", COPIED),
         (FOLLOW, "pass", "targets stay"),
-        ("*self.target_actor.parameters(), *self", "*self.actor.parameters(), *self", "the target actor stays"),
+        ("*self.target_policy.parameters(), *self", "*self.policy.parameters(), *self", "the target actor stays"),
         (TARGET, *UNTERMINATED),
         (TARGET, *ONE_STEP),
         ("if explore else action", "if not explore else action", "noise where none is wanted"),
-        ("self.critic(obs, self.actor(obs), frozen=True)[0]", "-self.critic(obs, self.actor(obs), frozen=True)[0]",
+        ("self.critic(obs, self.policy(obs), frozen=True)[0]", "-self.critic(obs, self.policy(obs), frozen=True)[0]",
          "the actor goes down"),
         ("loss, actor_metrics = self._actor_loss(batch.obs)", "loss, actor_metrics = self._actor_loss(batch.next_obs)",
          "the actor learns elsewhere"),
@@ -213,7 +213,7 @@ MUTANTS: dict[str, list[Mutant]] = {
         ("next_q.detach().amin(0)", "next_q.detach().amax(0)", "the larger critic in the target"),
         ("next_q.detach().amin(0)", "next_q.amin(0)", "gradients through the target"),
         ("- alpha * next_log_prob", "+ alpha * next_log_prob", "entropy is a cost"),
-        ("self.actor.sample(batch.next_obs)", "self.actor.learn(batch.next_obs, renorm)", "a' by batch statistics"),
+        ("self.policy.sample(batch.next_obs)", "self.policy.learn(batch.next_obs, renorm)", "a' by batch statistics"),
         ("self.critic.learn(both, renorm)", "torch.cat([self.critic.learn(x, renorm) for x in both.chunk(2)], 1)",
          "two passes"),
         (".min(0).values", ".max(0).values", "the actor climbs the larger critic"),
@@ -296,7 +296,7 @@ MUTANTS: dict[str, list[Mutant]] = {
         ("alpha / q.detach().abs().mean()", "alpha", "the scale of Q stays"),
         ("imitation - weight * q.mean()", "imitation + weight * q.mean()", "the actor goes down"),
         ("imitation - weight * q.mean()", "-imitation - weight * q.mean()", "away from the data"),
-        ("self.target_actor(batch.next_obs)", "self.actor(batch.next_obs)", "the online actor in the target"),
+        ("self.target_policy(batch.next_obs)", "self.policy(batch.next_obs)", "the online actor in the target"),
         ("self.target_critic(batch.next_obs", "self.critic(batch.next_obs", "the online critics in the target"),
         (".amin(0)", ".amax(0)", "the larger critic in the target"),
         ("* std).clamp(-clip, clip)", "* std)", "noise is not clipped"),
@@ -316,7 +316,7 @@ MUTANTS: dict[str, list[Mutant]] = {
         ("action + phi * perturbation", "action + perturbation", "phi is ignored"),
         ("phi * perturbation).clamp(-1.0, 1.0)", "phi * perturbation)", "candidates leave the box"),
         ("loss = -q.mean()", "loss = q.mean()", "the actor goes down"),
-        ("self.vae.draw(len(rows)), self.target_actor)", "self.vae.draw(len(rows)), self.actor)",
+        ("self.vae.draw(len(rows)), self.target_policy)", "self.vae.draw(len(rows)), self.policy)",
          "the online actor in the target"),
         ("self.target_critic(rows, action)", "self.critic(rows, action)", "the online critics in the target"),
         ("view(self.cfg.candidates, -1).amax(0)", "view(self.cfg.candidates, -1).mean(0)", "the mean candidate"),
@@ -344,7 +344,7 @@ MUTANTS: dict[str, list[Mutant]] = {
         ("loss = (multiplier * distance).mean()", "loss = distance.mean()", "the multiplier is ignored"),
         ("loss = -multiplier * (", "loss = multiplier * (", "the multiplier runs away"),
         ("distance.detach().mean() - epsilon", "distance.detach().mean() + epsilon", "sign of epsilon"),
-        ("samples(self.target_actor(next_obs)", "samples(self.actor(next_obs)", "the online actor in the target"),
+        ("samples(self.target_policy(next_obs)", "samples(self.policy(next_obs)", "the online actor in the target"),
         ("q = self.target_critic(next_obs", "q = self.critic(next_obs", "the online critics in the target"),
         (".view(n, -1).amax(0)", ".view(n, -1).mean(0)", "the mean candidate"),
         ("frozen=True).min(0).values", "frozen=True).max(0).values", "the actor climbs the larger critic"),

@@ -1,12 +1,15 @@
-"""Learner: what every algorithm is to the rest of rlx.
+"""Learner and Actor: the two faces of an algorithm.
 
-A learner acts, updates and can be saved. It owns its networks, its optimizers, the order of its gradients and the
-observation statistics its policy was trained with; it knows nothing of loops, files or environments.
+A learner updates and can be saved. It owns its networks, its optimizers, the order of its gradients and the observation
+statistics its policy was trained with; it knows nothing of loops, files or environments. Its actor acts: in training,
+evaluation, predict, collect and export. What an actor has to remember from one step to the next is its carry; whoever
+runs it keeps the carry, one row per lane, and starts it anew where an episode begins.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from rlx.compiling import check_compiler
 from rlx.errors import UserError, require
 from rlx.nn import Optimizer
-from rlx.types import Batch, Metrics, Spec
+from rlx.types import Acted, Batch, Carry, Metrics, Obs, Spec
 
 
 @dataclass
@@ -94,8 +97,40 @@ class Allocation(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+def _current_name(name: str) -> str:
+    """What a tensor of a checkpoint is called today; networks of policies were called actors until format 2."""
+    return re.sub(r"^model\.(target_)?actor\.", r"model.\1policy.", name)
+
+
+class Actor:
+    """Acts for a learner. This one is for policies without memory, which are a function `act(obs, explore)`.
+
+    A policy with memory overrides all three: `initial` gives the carry of n lanes at the start of an episode, `act`
+    takes the carry of each lane and returns the next one, and `feedback` lets the carry know what a step earned, for
+    policies that are conditioned on returns.
+    """
+
+    def __init__(self, learner: Learner):
+        self.learner = learner
+
+    def initial(self, n: int) -> Carry:
+        """The carry of n lanes that begin an episode: tensors [n, ...]."""
+        return ()
+
+    def act(self, obs: Obs, carry: Carry, explore: bool) -> Acted:
+        """Actions for raw observations [N, ...], and the carry of the next step; no gradients."""
+        return Acted(self.learner.act(obs, explore))
+
+    def feedback(self, carry: Carry, reward: Tensor) -> Carry:
+        """The carry once the rewards [N] of the step, in the env's units, are known."""
+        return carry
+
+
 class Learner(nn.Module):
     """Base of all algorithms. Class attributes say what fits; `config.check` reads them before any work."""
+
+    reads: type = Batch  # what `update` takes: Batch, Windows or Rollout
+    explored: int = 0  # env steps that the policy has taken to explore; counted by the collector, read by schedules
 
     actions: tuple[str, ...] = ("box",)  # action kinds it can handle: "box", "discrete", "multi_discrete"
     regimes: tuple[str, ...] = ("off_policy",)  # regimes it can run in, its usual one first
@@ -120,7 +155,12 @@ class Learner(nn.Module):
             self.register_buffer("obs_mean", torch.zeros(spec.obs_shape))
             self.register_buffer("obs_std", torch.ones(spec.obs_shape))
 
-    def act(self, obs: Tensor, explore: bool) -> Tensor:
+    @property
+    def actor(self) -> Actor:
+        """What acts; a learner with memory returns an actor of its own."""
+        return Actor(self)
+
+    def act(self, obs: Any, explore: bool) -> Tensor:
         """Actions [N, dim(A)] in [-1, 1] (or int64 [N]) for raw observations [N, *obs_shape]; no gradients."""
         raise NotImplementedError(f"{type(self).__name__} does not define act")
 
@@ -158,6 +198,7 @@ class Learner(nn.Module):
     def load_tensors(self, saved: dict[str, Tensor]) -> None:
         """Copy saved values into the live tensors; names, shapes and dtypes have to be exactly ours."""
         live = self.tensors()
+        saved = {_current_name(name): tensor for name, tensor in saved.items()}
         if live.keys() != saved.keys():
             odd = sorted(live.keys() ^ saved.keys())[0]
             raise UserError(f"The checkpoint does not fit {self.cfg.name}: the tensor {odd!r} is on one side only.")

@@ -1,12 +1,36 @@
-"""The vocabulary that every part of rlx shares: Spec, Batch, Rollout, Metrics."""
+"""The vocabulary that every part of rlx shares: Spec, Batch, Windows, Rollout, Acted, Metrics."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
+import numpy as np
 from torch import Tensor
 
 Metrics = dict[str, Tensor]  # stable names such as "loss/critic"; values are detached 0-d tensors
+Obs = Tensor | dict[str, Tensor]  # [N, *shape]; a dict where the Spec has several boxes
+ObsArray = np.ndarray | dict[str, np.ndarray]  # the same on the side of the envs
+Carry = tuple[Tensor, ...]  # what an actor remembers from step to step, [N, ...] each; () without memory
+
+OBS = "obs"  # the name of the one box of an observation that is a single array
+
+
+class Box(NamedTuple):
+    """One part of an observation."""
+
+    shape: tuple[int, ...]
+    dtype: str  # "float32" or "uint8" (images)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def is_image(self) -> bool:
+        return len(self.shape) == 3
 
 
 class Goal(NamedTuple):
@@ -30,6 +54,12 @@ class Spec(NamedTuple):
     action_sizes: tuple[int, ...] = ()  # number of choices of each discrete component
     episode_limit: int | None = None
     goal: Goal | None = None
+    boxes: tuple[tuple[str, Box], ...] = ()  # by name, of an observation that is a dict; obs_shape is then ()
+
+    @property
+    def obs(self) -> dict[str, Box]:
+        """The boxes of an observation by name; a single array is the box "obs"."""
+        return dict(self.boxes) if self.boxes else {OBS: Box(self.obs_shape, self.obs_dtype)}
 
     @property
     def discrete(self) -> bool:
@@ -37,10 +67,8 @@ class Spec(NamedTuple):
 
     @property
     def obs_dim(self) -> int:
-        size = 1
-        for n in self.obs_shape:
-            size *= n
-        return size
+        """How many numbers an observation has."""
+        return sum(box.size for box in self.obs.values())
 
     @property
     def action_dim(self) -> int:
@@ -62,6 +90,18 @@ class Batch(NamedTuple):
     mc_return: Tensor | None = None  # [B] discounted Monte-Carlo return, where a dataset has it
 
 
+class Windows(NamedTuple):
+    """Stretches of episodes to learn from; padded entries are 0 everywhere."""
+
+    obs: Tensor  # [B, L, *obs_shape]
+    action: Tensor  # [B, L, dim(A)], or [B, L] int64
+    reward: Tensor  # [B, L]
+    return_to_go: Tensor  # [B, L], sum of (discounted) rewards from this row to the end of the episode
+    terminated: Tensor  # [B, L]
+    timestep: Tensor  # [B, L] int64, place in the episode
+    mask: Tensor  # [B, L], 1.0 where real
+
+
 class Rollout(NamedTuple):
     """On-policy experience, time first."""
 
@@ -71,3 +111,12 @@ class Rollout(NamedTuple):
     next_obs: Tensor  # [T, N, *obs_shape]; the final observation where an episode ended
     terminated: Tensor  # [T, N] float
     truncated: Tensor  # [T, N] float
+    carry: Carry = ()  # what the actor remembered before the first step, [N, ...] each
+
+
+class Acted(NamedTuple):
+    """What an actor did about a batch of observations."""
+
+    action: Tensor  # [N, dim(A)] in [-1, 1], or int64 [N] or [N, components]
+    carry: Carry = ()  # to be handed back at the next step
+    extras: Mapping[str, Tensor] = MappingProxyType({})  # [N, ...] by name, such as log_prob

@@ -69,9 +69,9 @@ def test_learning_rates_move_without_compiling_again(graphs: list[Any]) -> None:
     ours = learner()
     for scale in (1.0, 0.5, 0.25, 0.0):
         ours.optimizers["critic"].scale = ours.optimizers["actor"].scale = scale
-        before = ours.actor.net.weights[0].detach().clone()
+        before = ours.policy.net.weights[0].detach().clone()
         ours.update(batch())
-        assert torch.equal(before, ours.actor.net.weights[0]) == (scale == 0.0)
+        assert torch.equal(before, ours.policy.net.weights[0]) == (scale == 0.0)
     assert len(graphs) == 1
 
 

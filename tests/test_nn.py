@@ -402,7 +402,7 @@ def test_xavier_by_hand() -> None:
 @pytest.mark.parametrize("name", ["redq", "rlpd"])
 def test_redq_and_rlpd_start_as_their_authors_do(name: str) -> None:
     learner = learners()[name](schemas()[f"algo/{name}"](hidden=[300, 200]), SPEC)
-    for net in (learner.actor.net, learner.critic):
+    for net in (learner.policy.net, learner.critic):
         assert all(not bias.any() for bias in net.biases)
         for weight in net.weights:
             bound = math.sqrt(6.0 / sum(weight.shape[-2:]))
@@ -411,7 +411,7 @@ def test_redq_and_rlpd_start_as_their_authors_do(name: str) -> None:
 
 def test_iql_starts_orthogonal_with_a_gain_of_sqrt_2_everywhere() -> None:
     learner = learners()["iql"](schemas()["algo/iql"](hidden=[8, 8]), SPEC)
-    for net in (learner.actor.net, learner.critic, learner.value):
+    for net in (learner.policy.net, learner.critic, learner.value):
         assert all(not bias.any() for bias in net.biases)
         for weight in net.weights:
             for member in weight.detach() if weight.dim() == 3 else [weight.detach()]:

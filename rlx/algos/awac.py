@@ -79,17 +79,17 @@ class AWAC(Learner):
         decay = cfg.actor_weight_decay
         require(decay >= 0.0, f"algo.actor_weight_decay is {decay}; use 0 for none or more, as 1e-4.")
         self.temperature = temperature
-        self.actor = GaussianPolicy(spec.obs_dim, spec.action_dim, cfg.actor_layers, log_std_range=(-6.0, 0.0))
+        self.policy = GaussianPolicy(spec.obs_dim, spec.action_dim, cfg.actor_layers, log_std_range=(-6.0, 0.0))
         self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.critic_layers)
         self.target_critic = target_of(self.critic)
         self.online, self.targets = list(self.critic.parameters()), list(self.target_critic.parameters())
         self.optimizers = {
-            "actor": Adam(self.actor.parameters(), cfg.actor_lr, weight_decay=cfg.actor_weight_decay),
+            "actor": Adam(self.policy.parameters(), cfg.actor_lr, weight_decay=cfg.actor_weight_decay),
             "critic": Adam(self.critic.parameters(), cfg.critic_lr),
         }
 
     def act(self, obs: Tensor, explore: bool) -> Tensor:
-        return self.actor.act(self.normalize(obs), explore)
+        return self.policy.act(self.normalize(obs), explore)
 
     def update(self, batch: Batch) -> Metrics:
         self.updates += 1
@@ -106,13 +106,13 @@ class AWAC(Learner):
 
     def _critic_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
         with torch.no_grad():
-            next_action = self.actor.act(batch.next_obs, explore=True)
+            next_action = self.policy.act(batch.next_obs, explore=True)
             next_value = self.target_critic(batch.next_obs, next_action).amin(0)
             target = td_target(batch.reward, batch.discount, batch.terminated, next_value)
         return critic_loss(self.critic(batch.obs, batch.action), target)
 
     def _actor_loss(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Metrics]:
-        pi = self.actor(obs)
+        pi = self.policy(obs)
         with torch.no_grad():
             sampled = pi.sample().clamp_(-1.0, 1.0)
             q, value = self.critic(torch.cat([obs, obs]), torch.cat([action, sampled])).amin(0).chunk(2)

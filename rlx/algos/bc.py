@@ -102,21 +102,21 @@ class BC(Learner):
 
     def __init__(self, cfg: BCConfig, spec: Spec):
         super().__init__(cfg, spec)
-        self.actor: DiscretePolicy | GaussianPolicy | DeterministicActor
+        self.policy: DiscretePolicy | GaussianPolicy | DeterministicActor
         if spec.discrete:
-            self.actor = DiscretePolicy(spec, cfg.hidden)
+            self.policy = DiscretePolicy(spec, cfg.hidden)
         elif cfg.gaussian:
-            self.actor = GaussianPolicy(spec.obs_dim, spec.action_dim, cfg.hidden)
+            self.policy = GaussianPolicy(spec.obs_dim, spec.action_dim, cfg.hidden)
         else:
-            self.actor = DeterministicActor(spec.obs_dim, spec.action_dim, cfg.hidden)
-        self.optimizers = {"actor": Adam(self.actor.parameters(), cfg.lr)}
+            self.policy = DeterministicActor(spec.obs_dim, spec.action_dim, cfg.hidden)
+        self.optimizers = {"actor": Adam(self.policy.parameters(), cfg.lr)}
 
     @torch.no_grad()
     def act(self, obs: Tensor, explore: bool) -> Tensor:
         obs = self.normalize(obs)
-        if isinstance(self.actor, DeterministicActor):
-            return self.actor(obs)
-        return self.actor.act(obs, explore)
+        if isinstance(self.policy, DeterministicActor):
+            return self.policy(obs)
+        return self.policy.act(obs, explore)
 
     def update(self, batch: Batch) -> Metrics:
         self.updates += 1
@@ -129,5 +129,5 @@ class BC(Learner):
         return metrics
 
     def _loss(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Metrics]:
-        pi = self.actor(obs)
+        pi = self.policy(obs)
         return bc_loss(pi, action) if isinstance(pi, Tensor) else bc_nll_loss(pi.log_prob(action))

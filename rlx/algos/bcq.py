@@ -79,13 +79,13 @@ class BCQ(Learner):
             require(getattr(cfg, name) >= 1, f"algo.{name} is {getattr(cfg, name)}; use 1 or more, as algo.{name}=10.")
         obs_dim, action_dim = spec.obs_dim, spec.action_dim
         self.vae = VAE(obs_dim, action_dim, cfg.vae_hidden)
-        self.actor = DeterministicActor(obs_dim + action_dim, action_dim, cfg.actor_layers)  # xi(s, b)
+        self.policy = DeterministicActor(obs_dim + action_dim, action_dim, cfg.actor_layers)  # xi(s, b)
         self.critic = Critic(obs_dim, action_dim, cfg.critic_layers)
-        self.target_actor, self.target_critic = target_of(self.actor), target_of(self.critic)
+        self.target_policy, self.target_critic = target_of(self.policy), target_of(self.critic)
         self.register_buffer("eval_latents", self.vae.draw(cfg.eval_candidates))
         self.optimizers = {
             "vae": Adam(self.vae.parameters(), cfg.vae_lr),
-            "actor": Adam(self.actor.parameters(), cfg.actor_lr),
+            "actor": Adam(self.policy.parameters(), cfg.actor_lr),
             "critic": Adam(self.critic.parameters(), cfg.critic_lr),
         }
 
@@ -100,7 +100,7 @@ class BCQ(Learner):
     def _best(self, obs: Tensor, latents: Tensor) -> Tensor:
         """For every state the one candidate, of these latents, that the first critic likes best."""
         rows = obs.repeat(len(latents), 1)
-        action, _ = self._propose(rows, latents.repeat_interleave(len(obs), 0), self.actor)
+        action, _ = self._propose(rows, latents.repeat_interleave(len(obs), 0), self.policy)
         best = self.critic(rows, action, members=slice(1)).view(len(latents), -1).argmax(0)
         return action.view(len(latents), *obs.shape[:1], -1)[best, torch.arange(len(obs), device=obs.device)]
 
@@ -124,7 +124,7 @@ class BCQ(Learner):
         loss, actor_metrics = self._actor_loss(batch.obs)
         self.optimizers["actor"].minimize(loss)
         polyak(self.target_critic.parameters(), self.critic.parameters(), self.cfg.tau)
-        polyak(self.target_actor.parameters(), self.actor.parameters(), self.cfg.tau)
+        polyak(self.target_policy.parameters(), self.policy.parameters(), self.cfg.tau)
         return metrics | critic_metrics | actor_metrics
 
     def _vae_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
@@ -140,10 +140,10 @@ class BCQ(Learner):
     def _next_value(self, next_obs: Tensor) -> Tensor:
         """First the soft minimum over the critics, then the maximum over the candidates."""
         rows = next_obs.repeat(self.cfg.candidates, 1)
-        action, _ = self._propose(rows, self.vae.draw(len(rows)), self.target_actor)
+        action, _ = self._propose(rows, self.vae.draw(len(rows)), self.target_policy)
         return soft_min(self.target_critic(rows, action), self.cfg.lam).view(self.cfg.candidates, -1).amax(0)
 
     def _actor_loss(self, obs: Tensor) -> tuple[Tensor, Metrics]:
-        action, perturbation = self._propose(obs, self.vae.draw(len(obs)), self.actor)
+        action, perturbation = self._propose(obs, self.vae.draw(len(obs)), self.policy)
         q = self.critic(obs, action, frozen=True, members=slice(1))[0]
         return bcq_loss(q, perturbation)

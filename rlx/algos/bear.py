@@ -111,14 +111,14 @@ class BEAR(Learner):
         super().__init__(cfg, spec)
         check(cfg)
         self.vae = VAE(spec.obs_dim, spec.action_dim, cfg.vae_hidden)
-        self.actor = GaussianActor(spec.obs_dim, spec.action_dim, cfg.actor_layers)
+        self.policy = GaussianActor(spec.obs_dim, spec.action_dim, cfg.actor_layers)
         self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.critic_layers)
-        self.target_actor, self.target_critic = target_of(self.actor), target_of(self.critic)
+        self.target_policy, self.target_critic = target_of(self.policy), target_of(self.critic)
         self.log_multiplier = torch.nn.Parameter(torch.tensor(math.log(cfg.multiplier)))
         self.register_buffer("eval_noise", torch.randn(cfg.eval_candidates, 1, spec.action_dim))
         self.optimizers = {
             "vae": Adam(self.vae.parameters(), cfg.vae_lr),
-            "actor": Adam(self.actor.parameters(), cfg.actor_lr),
+            "actor": Adam(self.policy.parameters(), cfg.actor_lr),
             "critic": Adam(self.critic.parameters(), cfg.critic_lr),
             "multiplier": Adam([self.log_multiplier], cfg.multiplier_lr),
         }
@@ -126,11 +126,11 @@ class BEAR(Learner):
     @torch.no_grad()
     def act(self, obs: Tensor, explore: bool) -> Tensor:
         obs = self.normalize(obs)
-        return self.actor.act(obs, explore=True) if explore else by_blocks(self._best, obs, self.cfg.eval_candidates)
+        return self.policy.act(obs, explore=True) if explore else by_blocks(self._best, obs, self.cfg.eval_candidates)
 
     def _best(self, obs: Tensor) -> Tensor:
         """For every state the one sample that the first critic likes best."""
-        mean, log_std = self.actor(obs)
+        mean, log_std = self.policy(obs)
         action = torch.tanh(mean + log_std.exp() * self.eval_noise)
         rows = obs.repeat(len(action), 1)
         best = self.critic(rows, action.flatten(0, 1), members=slice(1)).view(len(action), -1).argmax(0)
@@ -150,7 +150,7 @@ class BEAR(Learner):
         self.optimizers["actor"].minimize(loss)
         metrics |= critic_metrics | actor_metrics | self._update_multiplier(distance)
         polyak(self.target_critic.parameters(), self.critic.parameters(), self.cfg.tau)
-        polyak(self.target_actor.parameters(), self.actor.parameters(), self.cfg.tau)
+        polyak(self.target_policy.parameters(), self.policy.parameters(), self.cfg.tau)
         return metrics
 
     def _vae_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
@@ -166,7 +166,7 @@ class BEAR(Learner):
     def _next_value(self, next_obs: Tensor) -> Tensor:
         """First the soft minimum over the critics, then the maximum over the candidates."""
         n = self.cfg.candidates
-        action = torch.tanh(samples(self.target_actor(next_obs), n)).flatten(0, 1)
+        action = torch.tanh(samples(self.target_policy(next_obs), n)).flatten(0, 1)
         q = self.target_critic(next_obs.repeat(n, 1), action)
         return soft_min(q, self.cfg.lam).view(n, -1).amax(0)
 
@@ -175,7 +175,7 @@ class BEAR(Learner):
         with torch.no_grad():
             rows = obs.repeat(n, 1)
             behaviour = self.vae.decode(rows, self.vae.draw(len(rows))).view(n, len(obs), -1)
-        raw = samples(self.actor(obs), n, self.cfg.noise_clip)
+        raw = samples(self.policy(obs), n, self.cfg.noise_clip)
         distance = mmd(raw, behaviour, self.cfg.sigma, self.cfg.kernel)
         q = self.critic(obs, torch.tanh(raw[0]), frozen=True).min(0).values if warm else None
         loss, metrics = bear_loss(q, distance, self.log_multiplier.detach().exp())

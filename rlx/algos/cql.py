@@ -96,14 +96,14 @@ class CQL(Learner):
             threshold is None or threshold >= 0.0,
             f"algo.lagrange_threshold is {threshold}; use 0 or more, as 5, or null for a fixed weight.",
         )
-        self.actor = GaussianActor(spec.obs_dim, spec.action_dim, cfg.actor_layers)
+        self.policy = GaussianActor(spec.obs_dim, spec.action_dim, cfg.actor_layers)
         self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.critic_layers)
         self.target_critic = target_of(self.critic)
         self.online, self.targets = list(self.critic.parameters()), list(self.target_critic.parameters())
         self.log_alpha = torch.nn.Parameter(torch.tensor(math.log(cfg.alpha)))
         self.target_entropy = -float(spec.action_dim)
         self.optimizers = {
-            "actor": Adam(self.actor.parameters(), cfg.actor_lr),
+            "actor": Adam(self.policy.parameters(), cfg.actor_lr),
             "critic": Adam(self.critic.parameters(), cfg.critic_lr),
             "alpha": Adam([self.log_alpha], cfg.alpha_lr),
         }
@@ -112,7 +112,7 @@ class CQL(Learner):
             self.optimizers["multiplier"] = Adam([self.log_multiplier], cfg.critic_lr)
 
     def act(self, obs: Tensor, explore: bool) -> Tensor:
-        return self.actor.act(self.normalize(obs), explore)
+        return self.policy.act(self.normalize(obs), explore)
 
     def update(self, batch: Batch) -> Metrics:
         self.updates += 1
@@ -178,7 +178,7 @@ class CQL(Learner):
 
     def _sample(self, obs: Tensor, n: int) -> tuple[Tensor, Tensor]:
         """Actions [B, n, dim(A)] of the policy and their log-probabilities [B, n]."""
-        mean, log_std = (x.unsqueeze(1) for x in self.actor(obs))
+        mean, log_std = (x.unsqueeze(1) for x in self.policy(obs))
         noise = torch.randn(len(obs), n, self.spec.action_dim, device=obs.device)
         action, log_prob, _ = squashed_sample(mean, log_std, noise)
         return action, log_prob
@@ -187,14 +187,14 @@ class CQL(Learner):
         if self.cfg.max_q_backup:
             action, _ = self._sample(next_obs, self.cfg.n_actions)
             return self._best(values(self.target_critic, next_obs, action))
-        action, log_prob = self.actor.sample(next_obs)
+        action, log_prob = self.policy.sample(next_obs)
         value = self.target_critic(next_obs, action).amin(0)
         return value - alpha * log_prob if self.cfg.backup_entropy else value
 
     def _actor_loss(self, batch: Batch, alpha: Tensor, imitate: bool) -> tuple[Tensor, Tensor, Metrics]:
-        action, log_prob = self.actor.sample(batch.obs)
+        action, log_prob = self.policy.sample(batch.obs)
         if imitate:
-            score = self.actor.log_prob(batch.obs, batch.action)
+            score = self.policy.log_prob(batch.obs, batch.action)
         else:
             score = self.critic(batch.obs, action, frozen=True).min(0).values
         loss, metrics = actor_loss(score, log_prob, alpha)

@@ -85,19 +85,19 @@ class CrossQ(Learner):
         require(cfg.policy_delay >= 1, f"algo.policy_delay is {cfg.policy_delay}; use 1 or more, as 3.")
         require(cfg.renorm_warmup >= 0, f"algo.renorm_warmup is {cfg.renorm_warmup}; use 0 or more, as 100000.")
         require(cfg.batch_size >= 2, f"algo.batch_size is {cfg.batch_size}; statistics of a batch need 2 or more.")
-        self.actor = Actor(spec.obs_dim, spec.action_dim, cfg.actor_layers)
+        self.policy = Actor(spec.obs_dim, spec.action_dim, cfg.actor_layers)
         self.critic = RenormMLP([spec.obs_dim + spec.action_dim, *cfg.critic_layers, 1], ensemble=2)
         self.log_alpha = torch.nn.Parameter(torch.tensor(math.log(cfg.alpha)))
         self.target_entropy = -float(spec.action_dim) if cfg.target_entropy is None else cfg.target_entropy
         betas = (cfg.beta1, 0.999)
         self.optimizers = {
-            "actor": Adam(self.actor.parameters(), cfg.actor_lr, betas),
+            "actor": Adam(self.policy.parameters(), cfg.actor_lr, betas),
             "critic": Adam(self.critic.parameters(), cfg.critic_lr, betas),
             "alpha": Adam([self.log_alpha], cfg.alpha_lr),
         }
 
     def act(self, obs: Tensor, explore: bool) -> Tensor:
-        return self.actor.act(self.normalize(obs), explore)
+        return self.policy.act(self.normalize(obs), explore)
 
     def update(self, batch: Batch) -> Metrics:
         self.updates += 1
@@ -124,7 +124,7 @@ class CrossQ(Learner):
 
     def _critic_loss(self, batch: Batch, alpha: Tensor, renorm: bool) -> tuple[Tensor, Metrics]:
         with torch.no_grad():
-            next_action, next_log_prob = self.actor.sample(batch.next_obs)
+            next_action, next_log_prob = self.policy.sample(batch.next_obs)
             now = torch.cat([batch.obs, batch.action], -1)
             both = torch.cat([now, torch.cat([batch.next_obs, next_action], -1)])
         q, next_q = self.critic.learn(both, renorm).squeeze(-1).chunk(2, 1)  # [2, B] each
@@ -132,7 +132,7 @@ class CrossQ(Learner):
         return critic_loss(q, td_target(batch.reward, batch.discount, batch.terminated, next_value))
 
     def _actor_loss(self, obs: Tensor, alpha: Tensor, renorm: bool) -> tuple[Tensor, Tensor, Metrics]:
-        action, log_prob = self.actor.learn(obs, renorm)
+        action, log_prob = self.policy.learn(obs, renorm)
         q = self.critic(obs, action).squeeze(-1).min(0).values
         loss, metrics = actor_loss(q, log_prob, alpha)
         return loss, log_prob.detach(), metrics

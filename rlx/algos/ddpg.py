@@ -45,19 +45,19 @@ class DDPG(Learner):
         require(0.0 < cfg.tau <= 1.0, f"algo.tau is {cfg.tau}; it has to be in (0, 1], for example algo.tau=0.005.")
         noise = cfg.exploration_noise
         require(noise >= 0.0, f"algo.exploration_noise is {noise}; use 0 for none, or more.")
-        self.actor = DeterministicActor(spec.obs_dim, spec.action_dim, cfg.actor_layers)
+        self.policy = DeterministicActor(spec.obs_dim, spec.action_dim, cfg.actor_layers)
         self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.critic_layers, n=1)
-        self.target_actor, self.target_critic = target_of(self.actor), target_of(self.critic)
-        self.online = [*self.actor.parameters(), *self.critic.parameters()]
-        self.targets = [*self.target_actor.parameters(), *self.target_critic.parameters()]
+        self.target_policy, self.target_critic = target_of(self.policy), target_of(self.critic)
+        self.online = [*self.policy.parameters(), *self.critic.parameters()]
+        self.targets = [*self.target_policy.parameters(), *self.target_critic.parameters()]
         self.optimizers = {
-            "actor": Adam(self.actor.parameters(), cfg.actor_lr),
+            "actor": Adam(self.policy.parameters(), cfg.actor_lr),
             "critic": Adam(self.critic.parameters(), cfg.critic_lr),
         }
 
     @torch.no_grad()
     def act(self, obs: Tensor, explore: bool) -> Tensor:
-        action = self.actor(self.normalize(obs))
+        action = self.policy(self.normalize(obs))
         return explored(action, self.cfg.exploration_noise) if explore else action
 
     def update(self, batch: Batch) -> Metrics:
@@ -75,9 +75,9 @@ class DDPG(Learner):
 
     def _critic_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
         with torch.no_grad():
-            next_value = self.target_critic(batch.next_obs, self.target_actor(batch.next_obs))[0]
+            next_value = self.target_critic(batch.next_obs, self.target_policy(batch.next_obs))[0]
             target = td_target(batch.reward, batch.discount, batch.terminated, next_value)
         return critic_loss(self.critic(batch.obs, batch.action), target)
 
     def _actor_loss(self, obs: Tensor) -> tuple[Tensor, Metrics]:
-        return actor_loss(self.critic(obs, self.actor(obs), frozen=True)[0])
+        return actor_loss(self.critic(obs, self.policy(obs), frozen=True)[0])

@@ -75,20 +75,20 @@ class DiscreteSAC(Learner):
             0.0 <= cfg.target_entropy_scale < 1.0,
             f"algo.target_entropy_scale is {cfg.target_entropy_scale}; it is a share of log|A| in [0, 1), as 0.5.",
         )
-        self.actor = MLP([spec.obs_dim, *cfg.actor_layers, spec.action_dim])
+        self.policy = MLP([spec.obs_dim, *cfg.actor_layers, spec.action_dim])
         self.critic = MLP([spec.obs_dim, *cfg.critic_layers, spec.action_dim], ensemble=2)
         self.target_critic = target_of(self.critic)
         self.log_alpha = torch.nn.Parameter(torch.tensor(math.log(cfg.alpha)))
         self.target_entropy = cfg.target_entropy_scale * math.log(spec.action_dim)
         self.optimizers = {
-            "actor": Adam(self.actor.parameters(), cfg.actor_lr, eps=cfg.adam_eps),
+            "actor": Adam(self.policy.parameters(), cfg.actor_lr, eps=cfg.adam_eps),
             "critic": Adam(self.critic.parameters(), cfg.critic_lr, eps=cfg.adam_eps),
             "alpha": Adam([self.log_alpha], cfg.alpha_lr),
         }
 
     @torch.no_grad()
     def act(self, obs: Tensor, explore: bool) -> Tensor:
-        logits = self.actor(self.normalize(obs))
+        logits = self.policy(self.normalize(obs))
         if explore:  # Gumbel-max: -log of an Exp(1) variable is a Gumbel one
             logits -= torch.empty_like(logits).exponential_().log_()
         return logits.argmax(-1)
@@ -116,7 +116,7 @@ class DiscreteSAC(Learner):
 
     def _critic_loss(self, batch: Batch, alpha: Tensor) -> tuple[Tensor, Tensor | None, Metrics]:
         with torch.no_grad():
-            log_pi = self.actor(batch.next_obs).log_softmax(-1)
+            log_pi = self.policy(batch.next_obs).log_softmax(-1)
             next_q = self.target_critic(batch.next_obs).amin(0)
             next_value = (log_pi.exp() * (next_q - alpha * log_pi)).sum(-1)
             target = td_target(batch.reward, batch.discount, batch.terminated, next_value)
@@ -128,4 +128,4 @@ class DiscreteSAC(Learner):
     def _actor_loss(self, obs: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor, Metrics]:
         with torch.no_grad():
             q = self.critic(obs).amin(0)
-        return actor_loss(self.actor(obs).log_softmax(-1), q, alpha)
+        return actor_loss(self.policy(obs).log_softmax(-1), q, alpha)

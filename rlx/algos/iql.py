@@ -87,19 +87,19 @@ class IQL(Learner):
             f"algo.actor_decay_updates is {cfg.actor_decay_updates}; give 1 or more, or null for no decay.",
         )
         start: dict[str, Any] = {"init": "orthogonal", "final_gain": math.sqrt(2.0)}
-        self.actor = GaussianPolicy(spec.obs_dim, spec.action_dim, cfg.actor_layers, dropout=cfg.dropout, **start)
+        self.policy = GaussianPolicy(spec.obs_dim, spec.action_dim, cfg.actor_layers, dropout=cfg.dropout, **start)
         self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.critic_layers, **start)
         self.target_critic = target_of(self.critic)
         self.online, self.targets = list(self.critic.parameters()), list(self.target_critic.parameters())
         self.value = MLP([spec.obs_dim, *cfg.critic_layers, 1], **start)
         self.optimizers = {
             "value": Adam(self.value.parameters(), cfg.value_lr),
-            "actor": Adam(self.actor.parameters(), cfg.actor_lr),
+            "actor": Adam(self.policy.parameters(), cfg.actor_lr),
             "critic": Adam(self.critic.parameters(), cfg.critic_lr),
         }
 
     def act(self, obs: Tensor, explore: bool) -> Tensor:
-        return self.actor.act(self.normalize(obs), explore)
+        return self.policy.act(self.normalize(obs), explore)
 
     def update(self, batch: Batch) -> Metrics:
         decay = cosine_decay(self.updates, self.cfg.actor_decay_updates)  # besides the schedule's multiplier
@@ -129,7 +129,7 @@ class IQL(Learner):
         return expectile_loss(q, self.value(obs).squeeze(-1), self.cfg.expectile)
 
     def _actor_loss(self, obs: Tensor, action: Tensor, advantage: Tensor) -> tuple[Tensor, Metrics]:
-        return iql_actor_loss(self.actor(obs).log_prob(action), advantage, self.cfg.beta, self.cfg.max_weight)
+        return iql_actor_loss(self.policy(obs).log_prob(action), advantage, self.cfg.beta, self.cfg.max_weight)
 
     def _critic_loss(self, batch: Batch, next_value: Tensor) -> tuple[Tensor, Metrics]:
         target = td_target(batch.reward, batch.discount, batch.terminated, next_value)

@@ -60,7 +60,7 @@ class RLPD(Learner):
             f"algo.subset is {cfg.subset} of algo.critics={cfg.critics}; take between 1 and {cfg.critics} of them.",
         )
         require(cfg.policy_delay >= 1, f"algo.policy_delay is {cfg.policy_delay}; use 1 or more, as 20.")
-        self.actor = GaussianActor(spec.obs_dim, spec.action_dim, cfg.actor_layers, init="xavier")
+        self.policy = GaussianActor(spec.obs_dim, spec.action_dim, cfg.actor_layers, init="xavier")
         self.critic = Critic(
             spec.obs_dim, spec.action_dim, cfg.critic_layers, cfg.critics, cfg.layer_norm, init="xavier"
         )
@@ -69,13 +69,13 @@ class RLPD(Learner):
         self.log_alpha = torch.nn.Parameter(torch.tensor(math.log(cfg.alpha)))
         self.target_entropy = -0.5 * spec.action_dim if cfg.target_entropy is None else cfg.target_entropy
         self.optimizers = {
-            "actor": Adam(self.actor.parameters(), cfg.actor_lr),
+            "actor": Adam(self.policy.parameters(), cfg.actor_lr),
             "critic": Adam(self.critic.parameters(), cfg.critic_lr),
             "alpha": Adam([self.log_alpha], cfg.alpha_lr),
         }
 
     def act(self, obs: Tensor, explore: bool) -> Tensor:
-        return self.actor.act(self.normalize(obs), explore)
+        return self.policy.act(self.normalize(obs), explore)
 
     def update(self, batch: Batch) -> Metrics:
         self.updates += 1
@@ -100,7 +100,7 @@ class RLPD(Learner):
 
     def _critic_loss(self, batch: Batch, alpha: Tensor, members: Tensor) -> tuple[Tensor, Metrics]:
         with torch.no_grad():
-            next_action, next_log_prob = self.actor.sample(batch.next_obs)
+            next_action, next_log_prob = self.policy.sample(batch.next_obs)
             next_value = self.target_critic(batch.next_obs, next_action, members=members).amin(0)
             if self.cfg.backup_entropy:
                 next_value = next_value - alpha * next_log_prob
@@ -108,7 +108,7 @@ class RLPD(Learner):
         return critic_loss(self.critic(batch.obs, batch.action), target)
 
     def _actor_loss(self, obs: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor, Metrics]:
-        action, log_prob = self.actor.sample(obs)
+        action, log_prob = self.policy.sample(obs)
         q = self.critic(obs, action, frozen=True).mean(0)
         loss, metrics = actor_loss(q, log_prob, alpha)
         return loss, log_prob.detach(), metrics

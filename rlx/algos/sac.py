@@ -66,20 +66,20 @@ class SAC(Learner):
         super().__init__(cfg, spec)
         require(0.0 < cfg.tau <= 1.0, f"algo.tau is {cfg.tau}; it has to be in (0, 1], for example algo.tau=0.005.")
         require(cfg.alpha > 0.0, f"algo.alpha is {cfg.alpha}; a temperature is positive, for example algo.alpha=0.2.")
-        self.actor = GaussianActor(spec.obs_dim, spec.action_dim, cfg.actor_layers)
+        self.policy = GaussianActor(spec.obs_dim, spec.action_dim, cfg.actor_layers)
         self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.critic_layers)
         self.target_critic = target_of(self.critic)
         self.online, self.targets = list(self.critic.parameters()), list(self.target_critic.parameters())
         self.log_alpha = torch.nn.Parameter(torch.tensor(math.log(cfg.alpha)))
         self.target_entropy = -float(spec.action_dim) if cfg.target_entropy is None else cfg.target_entropy
         self.optimizers = {
-            "actor": Adam(self.actor.parameters(), cfg.actor_lr),
+            "actor": Adam(self.policy.parameters(), cfg.actor_lr),
             "critic": Adam(self.critic.parameters(), cfg.critic_lr),
             "alpha": Adam([self.log_alpha], cfg.alpha_lr),
         }
 
     def act(self, obs: Tensor, explore: bool) -> Tensor:
-        return self.actor.act(self.normalize(obs), explore)
+        return self.policy.act(self.normalize(obs), explore)
 
     def update(self, batch: Batch) -> Metrics:
         self.updates += 1
@@ -101,13 +101,13 @@ class SAC(Learner):
 
     def _critic_loss(self, batch: Batch, alpha: Tensor) -> tuple[Tensor, Metrics]:
         with torch.no_grad():
-            next_action, next_log_prob = self.actor.sample(batch.next_obs)
+            next_action, next_log_prob = self.policy.sample(batch.next_obs)
             next_value = self.target_critic(batch.next_obs, next_action).amin(0) - alpha * next_log_prob
             target = td_target(batch.reward, batch.discount, batch.terminated, next_value)
         return critic_loss(self.critic(batch.obs, batch.action), target)
 
     def _actor_loss(self, obs: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor, Metrics]:
-        action, log_prob = self.actor.sample(obs)
+        action, log_prob = self.policy.sample(obs)
         q = self.critic(obs, action, frozen=True).min(0).values  # cheaper gradients than amin
         loss, metrics = actor_loss(q, log_prob, alpha)
         return loss, log_prob.detach(), metrics

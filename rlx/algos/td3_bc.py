@@ -70,19 +70,19 @@ class TD3BC(Learner):
         for field in ("target_noise", "target_noise_clip", "exploration_noise"):
             value = getattr(cfg, field)
             require(value >= 0.0, f"algo.{field} is {value}; use 0 for no noise, or more.")
-        self.actor = DeterministicActor(spec.obs_dim, spec.action_dim, cfg.actor_layers)
+        self.policy = DeterministicActor(spec.obs_dim, spec.action_dim, cfg.actor_layers)
         self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.critic_layers)
-        self.target_actor, self.target_critic = target_of(self.actor), target_of(self.critic)
-        self.online = [*self.actor.parameters(), *self.critic.parameters()]
-        self.targets = [*self.target_actor.parameters(), *self.target_critic.parameters()]
+        self.target_policy, self.target_critic = target_of(self.policy), target_of(self.critic)
+        self.online = [*self.policy.parameters(), *self.critic.parameters()]
+        self.targets = [*self.target_policy.parameters(), *self.target_critic.parameters()]
         self.optimizers = {
-            "actor": Adam(self.actor.parameters(), cfg.actor_lr),
+            "actor": Adam(self.policy.parameters(), cfg.actor_lr),
             "critic": Adam(self.critic.parameters(), cfg.critic_lr),
         }
 
     @torch.no_grad()
     def act(self, obs: Tensor, explore: bool) -> Tensor:
-        action = self.actor(self.normalize(obs))
+        action = self.policy(self.normalize(obs))
         if explore:
             action = (action + self.cfg.exploration_noise * torch.randn_like(action)).clamp(-1.0, 1.0)
         return action
@@ -104,12 +104,14 @@ class TD3BC(Learner):
 
     def _critic_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
         with torch.no_grad():
-            next_action = smoothed(self.target_actor(batch.next_obs), self.cfg.target_noise, self.cfg.target_noise_clip)
+            next_action = smoothed(
+                self.target_policy(batch.next_obs), self.cfg.target_noise, self.cfg.target_noise_clip
+            )
             next_value = self.target_critic(batch.next_obs, next_action).amin(0)
             target = td_target(batch.reward, batch.discount, batch.terminated, next_value)
         return critic_loss(self.critic(batch.obs, batch.action), target)
 
     def _actor_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
-        pi = self.actor(batch.obs)
+        pi = self.policy(batch.obs)
         q = self.critic(batch.obs, pi, frozen=True, members=slice(1))[0]
         return td3_bc_loss(q, pi, batch.action, self.cfg.alpha)

@@ -111,20 +111,20 @@ class TQC(Learner):
             0 <= cfg.dropped < cfg.quantiles,
             f"algo.dropped is {cfg.dropped} of algo.quantiles={cfg.quantiles}; drop at least 0 and keep at least 1.",
         )
-        self.actor = GaussianActor(spec.obs_dim, spec.action_dim, cfg.actor_layers)
+        self.policy = GaussianActor(spec.obs_dim, spec.action_dim, cfg.actor_layers)
         self.critic = QuantileCritic(spec.obs_dim, spec.action_dim, cfg.critic_layers, cfg.critics, cfg.quantiles)
         self.target_critic = target_of(self.critic)
         self.online, self.targets = list(self.critic.parameters()), list(self.target_critic.parameters())
         self.log_alpha = torch.nn.Parameter(torch.tensor(math.log(cfg.alpha)))
         self.target_entropy = -float(spec.action_dim) if cfg.target_entropy is None else cfg.target_entropy
         self.optimizers = {
-            "actor": Adam(self.actor.parameters(), cfg.actor_lr),
+            "actor": Adam(self.policy.parameters(), cfg.actor_lr),
             "critic": Adam(self.critic.parameters(), cfg.critic_lr),
             "alpha": Adam([self.log_alpha], cfg.alpha_lr),
         }
 
     def act(self, obs: Tensor, explore: bool) -> Tensor:
-        return self.actor.act(self.normalize(obs), explore)
+        return self.policy.act(self.normalize(obs), explore)
 
     def update(self, batch: Batch) -> Metrics:
         self.updates += 1
@@ -146,7 +146,7 @@ class TQC(Learner):
 
     def _critic_loss(self, batch: Batch, alpha: Tensor) -> tuple[Tensor, Metrics]:
         with torch.no_grad():
-            next_action, next_log_prob = self.actor.sample(batch.next_obs)
+            next_action, next_log_prob = self.policy.sample(batch.next_obs)
             kept = truncated(self.target_critic(batch.next_obs, next_action), self.cfg.dropped)
             next_values = kept - (alpha * next_log_prob).unsqueeze(-1)
             reward, discount, terminated = (x[:, None] for x in (batch.reward, batch.discount, batch.terminated))
@@ -154,7 +154,7 @@ class TQC(Learner):
         return critic_loss(self.critic(batch.obs, batch.action), target)
 
     def _actor_loss(self, obs: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor, Metrics]:
-        action, log_prob = self.actor.sample(obs)
+        action, log_prob = self.policy.sample(obs)
         q = self.critic(obs, action, frozen=True).mean((0, 2))
         loss, metrics = actor_loss(q, log_prob, alpha)
         return loss, log_prob.detach(), metrics

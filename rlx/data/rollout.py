@@ -57,7 +57,8 @@ class RolloutBuffer:
     def sample(self, batch_size: int, n_batches: int) -> Iterator[Rollout]:
         """The rollout, once; the buffer is empty afterwards."""
         size, self.size = self.size, 0
-        yield Rollout(**{name: torch.from_numpy(column[:size]) for name, column in self._columns.items()})
+        columns: Any = {name: torch.from_numpy(column[:size]) for name, column in self._columns.items()}
+        yield Rollout(**columns)
 
     def cut_off(self, envs: Sequence[int]) -> None:
         """The running episodes of these envs go no further: their newest steps become boundaries."""

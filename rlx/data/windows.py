@@ -6,8 +6,6 @@ on the left by default (so that the newest row is always last), and `mask` is 1 
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -16,18 +14,7 @@ from rlx.data.columns import Array
 from rlx.data.dataset import TransitionDataset
 from rlx.errors import UserError
 from rlx.returns import discounted_returns
-
-
-class TrajectoryWindows(NamedTuple):
-    """A batch of windows; padded entries are 0 everywhere."""
-
-    obs: Tensor  # [B, L, *obs_shape]
-    action: Tensor  # [B, L, dim(A)], or [B, L] int64
-    reward: Tensor  # [B, L]
-    return_to_go: Tensor  # [B, L], sum of (discounted) rewards from this row to the end of the episode
-    terminated: Tensor  # [B, L]
-    timestep: Tensor  # [B, L] int64, place in the episode
-    mask: Tensor  # [B, L], 1.0 where real
+from rlx.types import Windows
 
 
 class WindowSampler:
@@ -47,11 +34,11 @@ class WindowSampler:
         self.timestep = np.arange(len(dataset)) - np.repeat(starts, stops - starts)
         self.remaining = np.repeat(stops, stops - starts) - np.arange(len(dataset))
 
-    def sample(self, rng: np.random.Generator, batch_size: int) -> TrajectoryWindows:
+    def sample(self, rng: np.random.Generator, batch_size: int) -> Windows:
         """Windows that start at uniformly drawn rows."""
         return self.at(rng.integers(len(self.dataset), size=batch_size))
 
-    def at(self, start: Array) -> TrajectoryWindows:
+    def at(self, start: Array) -> Windows:
         """The windows that start at the given rows."""
         real = np.minimum(self.remaining[start], self.length)[:, None]
         place = np.arange(self.length)[None]
@@ -65,7 +52,7 @@ class WindowSampler:
             return torch.from_numpy(values)
 
         data = self.dataset
-        return TrajectoryWindows(
+        return Windows(
             obs=pick(data.obs),
             action=pick(data.action),
             reward=pick(data.reward),
@@ -84,6 +71,6 @@ def sample_trajectory_windows(
     *,
     discount: float = 1.0,
     pad: str = "left",
-) -> TrajectoryWindows:
+) -> Windows:
     """One batch of windows. For many batches make a WindowSampler, which prepares the dataset once."""
     return WindowSampler(dataset, length, discount, pad).sample(rng, batch_size)

@@ -79,9 +79,9 @@ def test_the_advantage_is_over_the_policys_action() -> None:
     with torch.no_grad():
         learner.critic.weights[0].copy_(torch.tensor([0.0, 0.0, 3.0]).view(1, 3, 1).expand(2, 3, 1))
         learner.critic.biases[0].copy_(torch.tensor([0.0, 1.0]).view(2, 1, 1))
-        learner.actor.net.weights[0].zero_()
-        learner.actor.net.biases[0].fill_(math.atanh(0.5))
-        learner.actor.log_std.fill_(-6.0)
+        learner.policy.net.weights[0].zero_()
+        learner.policy.net.biases[0].fill_(math.atanh(0.5))
+        learner.policy.log_std.fill_(-6.0)
     batch = bandit()
     expected = 3.0 * (batch.action.mean().item() - 0.5)
     assert learner.update(batch)["q/advantage"].item() == pytest.approx(expected, abs=0.01)
@@ -95,7 +95,7 @@ def test_the_advantage_is_of_the_smaller_critic_on_both_sides(data: float) -> No
         for p in learner.parameters():
             p.zero_()
         learner.critic.weights[0][:, 2, 0] = torch.tensor([5.0, 1.0])
-        learner.actor.log_std.fill_(-6.0)
+        learner.policy.log_std.fill_(-6.0)
     batch = bandit()._replace(action=torch.full((64, 1), data))
     smaller = min(5.0 * data, data)
     assert learner.update(batch)["q/advantage"].item() == pytest.approx(smaller, abs=0.02)
@@ -120,7 +120,7 @@ def test_weights_are_cut_at_the_configs_bound() -> None:
         for p in learner.parameters():
             p.zero_()
         learner.critic.weights[0][:, 2] = 10.0
-        learner.actor.log_std.fill_(-6.0)
+        learner.policy.log_std.fill_(-6.0)
     batch = bandit()._replace(action=torch.ones(64, 1))
     assert learner.update(batch)["policy/weight"].item() == pytest.approx(7.0)
 
@@ -136,8 +136,8 @@ def test_the_std_is_bounded() -> None:
     learner = make()
     for log_std, bounded in ((3.0, 0.0), (-20.0, -6.0)):
         with torch.no_grad():
-            learner.actor.log_std.fill_(log_std)
-        assert learner.actor(torch.zeros(1, 2)).log_std.tolist() == [bounded]
+            learner.policy.log_std.fill_(log_std)
+        assert learner.policy(torch.zeros(1, 2)).log_std.tolist() == [bounded]
 
 
 def test_acting() -> None:
@@ -175,10 +175,10 @@ def test_learns_to_imitate_or_to_improve(options: dict[str, object], expected: f
 def test_weight_decay_is_of_the_actor_alone() -> None:
     """The first step of Adam is lr * sign(gradient + decay * weight): with a large decay, towards 0."""
     learner = make(actor_weight_decay=1e6, actor_lr=1e-3)
-    before = learner.actor.net.weights[0].detach().clone()
+    before = learner.policy.net.weights[0].detach().clone()
     critic = learner.optimizers["critic"]
     learner.update(bandit())
-    moved = learner.actor.net.weights[0].detach() - before
+    moved = learner.policy.net.weights[0].detach() - before
     torch.testing.assert_close(moved, -1e-3 * before.sign(), atol=1e-5, rtol=1e-3)
     assert critic.weight_decay == 0.0
     with pytest.raises(UserError, match="actor_weight_decay"):

@@ -49,7 +49,7 @@ def test_losses_by_hand() -> None:
 def test_discrete_loss_is_the_cross_entropy() -> None:
     learner = make(DISCRETE)
     obs, action = torch.randn(5, 2), torch.tensor([0, 1, 2, 2, 0])
-    expected = torch.nn.functional.cross_entropy(learner.actor.net(obs), action).item()
+    expected = torch.nn.functional.cross_entropy(learner.policy.net(obs), action).item()
     assert learner.update(batch_of(obs, action))["loss/bc"].item() == pytest.approx(expected)
 
 
@@ -119,7 +119,7 @@ def test_the_gaussian_finds_the_noise_of_the_behaviour() -> None:
     for _ in range(500):
         obs = torch.randn(256, 2)
         learner.update(batch_of(obs, behaviour("box", obs) + 0.1 * torch.randn(256, 1)))
-    assert learner.actor.log_std.exp().item() == pytest.approx(0.1, rel=0.15)
+    assert learner.policy.log_std.exp().item() == pytest.approx(0.1, rel=0.15)
 
 
 def test_exploring_draws_from_a_stochastic_policy() -> None:

@@ -54,14 +54,14 @@ def test_metrics_and_what_moves() -> None:
     before = copy.deepcopy(learner.state_dict())
     assert set(learner.update(bandit())) == METRICS
     moved = {k.split(".")[0] for k, v in learner.state_dict().items() if not torch.equal(v, before[k])}
-    assert moved == {"vae", "actor", "critic", "target_actor", "target_critic"}
+    assert moved == {"vae", "policy", "critic", "target_policy", "target_critic"}
 
 
 def test_the_actor_loss_reaches_the_perturbation_alone() -> None:
     learner = make()
     loss, _ = learner._actor_loss(torch.randn(8, 2))
     loss.backward()
-    assert all(p.grad is not None for p in learner.actor.parameters())
+    assert all(p.grad is not None for p in learner.policy.parameters())
     assert all(p.grad is None for part in (learner.vae, learner.critic) for p in part.parameters())
 
 
@@ -109,7 +109,7 @@ def test_the_target_uses_the_target_actor() -> None:
     with torch.no_grad():
         learner.vae.decoder.weights[-1].zero_()
         learner.vae.decoder.biases[-1].zero_()
-        learner.target_actor.net.biases[-1].fill_(50.0)  # moves every candidate from 0 to 1
+        learner.target_policy.net.biases[-1].fill_(50.0)  # moves every candidate from 0 to 1
     torch.testing.assert_close(learner._next_value(torch.randn(5, 2)), torch.ones(5))
 
 

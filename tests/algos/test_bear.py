@@ -113,11 +113,11 @@ def test_the_actor_s_loss_has_clipped_noise_and_the_target_has_not(
     monkeypatch.setattr("rlx.algos.bear.mmd", watched)
     learner, obs = make(noise_clip=clip, mmd_samples=200), torch.randn(3, 2)
     learner._actor_loss(obs, True)
-    std = learner.actor(obs)[1].exp()
+    std = learner.policy(obs)[1].exp()
     torch.testing.assert_close(seen[0].amax(0) - seen[0].amin(0), range_ * std)  # both bounds are among 200 draws
     with torch.no_grad():  # Q = tanh(raw), so the best of 500 tells how far the target's noise reaches
-        learner.target_actor.net.weights[-1].zero_()
-        learner.target_actor.net.biases[-1].zero_()
+        learner.target_policy.net.weights[-1].zero_()
+        learner.target_policy.net.biases[-1].zero_()
     linear_critics(learner, [1.0, 1.0])
     learner.cfg.candidates = 500
     assert math.atanh(learner._next_value(torch.zeros(1, 2)).item()) > 2.0
@@ -132,7 +132,7 @@ def test_the_policy_s_std_follows_that_of_the_data() -> None:
         learner = make(noise_clip=clip, warmup_updates=10_000, sigma=1.0, mmd_samples=10)
         for _ in range(400):
             learner.update(bandit(64))
-        found[clip] = learner.actor(torch.randn(64, 2))[1].exp().mean().item()
+        found[clip] = learner.policy(torch.randn(64, 2))[1].exp().mean().item()
     assert found[0.5] > 1.5 * found[None]
 
 
@@ -141,13 +141,13 @@ def test_metrics_and_what_moves() -> None:
     before = copy.deepcopy(learner.state_dict())
     assert set(learner.update(bandit())) == METRICS
     moved = {k.split(".")[0] for k, v in learner.state_dict().items() if not torch.equal(v, before[k])}
-    assert moved == {"vae", "actor", "critic", "log_multiplier", "target_actor", "target_critic"}
+    assert moved == {"vae", "policy", "critic", "log_multiplier", "target_policy", "target_critic"}
 
 
 def test_the_actor_loss_reaches_the_actor_alone() -> None:
     learner = make()
     learner._actor_loss(torch.randn(8, 2), True)[0].backward()
-    assert all(p.grad is not None for p in learner.actor.parameters())
+    assert all(p.grad is not None for p in learner.policy.parameters())
     others = [*learner.vae.parameters(), *learner.critic.parameters(), learner.log_multiplier]
     assert all(p.grad is None for p in others)
 
@@ -161,7 +161,7 @@ def test_the_warm_up_looks_at_the_mmd_alone() -> None:
         for learner in (plain, other):
             torch.manual_seed(i)
             learner.update(bandit())
-        same = torch.equal(plain.actor.net.weights[0], other.actor.net.weights[0])
+        same = torch.equal(plain.policy.net.weights[0], other.policy.net.weights[0])
         assert same == (i < 2)
 
 
@@ -208,9 +208,9 @@ def test_the_actor_follows_the_smaller_critic(slopes: list[float], smaller: floa
     learner = make()
     linear_critics(learner, slopes)
     with torch.no_grad():
-        for p in learner.actor.parameters():
+        for p in learner.policy.parameters():
             p.zero_()
-        learner.actor.net.biases[-1].copy_(torch.tensor([1.0, -20.0]))
+        learner.policy.net.biases[-1].copy_(torch.tensor([1.0, -20.0]))
     obs = torch.randn(8, 2)
     torch.manual_seed(1)
     with_value = learner._actor_loss(obs, True)[0].item()
@@ -230,7 +230,7 @@ def test_the_target_uses_the_target_actor() -> None:
     learner = make()
     linear_critics(learner, [1.0, 1.0])
     with torch.no_grad():
-        learner.target_actor.net.biases[-1][0] = 50.0  # the mean
+        learner.target_policy.net.biases[-1][0] = 50.0  # the mean
     torch.testing.assert_close(learner._next_value(torch.randn(5, 2)), torch.ones(5))
 
 
@@ -239,7 +239,7 @@ def test_acts_with_the_sample_that_the_first_critic_likes_best(slopes: list[floa
     learner = make()
     linear_critics(learner, slopes)
     obs = torch.randn(7, 2)
-    mean, log_std = learner.actor(obs)
+    mean, log_std = learner.policy(obs)
     expected = getattr(torch.tanh(mean + log_std.exp() * learner.eval_noise), pick)(0)
     torch.testing.assert_close(learner.act(obs, explore=False), expected)
 

@@ -53,7 +53,7 @@ def test_without_known_returns_it_is_cql() -> None:
         for _ in range(3):
             metrics = learner.update(bandit(mc_return=-math.inf))
     assert torch.equal(ours.critic.weights[0], plain.critic.weights[0])
-    assert torch.equal(ours.actor.net.weights[0], plain.actor.net.weights[0])
+    assert torch.equal(ours.policy.net.weights[0], plain.policy.net.weights[0])
     assert "q/bounded" not in metrics
 
 
@@ -61,7 +61,7 @@ def test_only_the_policys_actions_are_bounded() -> None:
     """Critics that say 0 under returns of 10: 2 x 4 candidates count as 10, the 4 uniform ones stay at 0."""
     learner = make(critic_lr=1e-12)
     with torch.no_grad():
-        for p in (*learner.critic.parameters(), *learner.actor.parameters()):
+        for p in (*learner.critic.parameters(), *learner.policy.parameters()):
             p.zero_()
     batch = bandit(4096, mc_return=10.0)
     torch.manual_seed(1)
@@ -127,7 +127,7 @@ def test_values_of_the_policy_do_not_fall_far_below_the_returns() -> None:
             learner.update(bandit(128))
         obs = torch.randn(256, 2)
         with torch.no_grad():
-            found[kind] = learner.critic(obs, learner.actor.sample(obs)[0]).mean().item()
+            found[kind] = learner.critic(obs, learner.policy.sample(obs)[0]).mean().item()
     assert found[CalQL] > found[CQL] + 0.5
 
 

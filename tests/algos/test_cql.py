@@ -84,7 +84,7 @@ def test_the_gap_is_importance_weighted() -> None:
     learner = make(n_actions=200, critic_lr=1e-12)
     constant(learner.critic, 0.0, 0.0)
     with torch.no_grad():  # a policy whose samples cover the box
-        for p in learner.actor.parameters():
+        for p in learner.policy.parameters():
             p.zero_()
     gap = learner.update(bandit(256))["q/gap"].item()
     assert gap == pytest.approx(math.log(3 * 200 * 4), abs=0.05)
@@ -120,8 +120,8 @@ def test_the_actions_of_the_next_state_count() -> None:
         for p in learner.parameters():
             p.zero_()
         learner.critic.weights[0][:, 2] = 100.0
-        learner.actor.net.weights[0][0, 0] = 1.0
-        learner.actor.net.biases[0][2:] = -5.0  # log_std
+        learner.policy.net.weights[0][0, 0] = 1.0
+        learner.policy.net.biases[0][2:] = -5.0  # log_std
     batch = bandit()._replace(action=torch.zeros(64, 2), obs=torch.full((64, 2), -1.0))
     low, high = (learner.update(batch._replace(next_obs=torch.full((64, 2), s)))["q/gap"].item() for s in (-1.0, 1.0))
     assert high > low + 30.0
@@ -164,7 +164,7 @@ def test_entropy_in_the_backup_is_a_choice() -> None:
     constant(learner.target_critic, 3.0, 2.0)
     batch = bandit()._replace(terminated=torch.zeros(64), reward=torch.ones(64), discount=torch.full((64,), 0.25))
     torch.manual_seed(1)
-    log_prob = learner.actor.sample(batch.next_obs)[1].mean().item()
+    log_prob = learner.policy.sample(batch.next_obs)[1].mean().item()
     torch.manual_seed(1)
     expected = 1.0 + 0.25 * (2.0 - 0.5 * log_prob)
     assert learner.update(batch)["q/target"].item() == pytest.approx(expected, rel=1e-5)
@@ -187,7 +187,7 @@ def test_samples_match_the_policy() -> None:
     action, log_prob = learner._sample(obs, 3)
     assert action.shape == (6, 3, 2)
     for k in range(3):
-        torch.testing.assert_close(log_prob[:, k], learner.actor.log_prob(obs, action[:, k]), rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(log_prob[:, k], learner.policy.log_prob(obs, action[:, k]), rtol=1e-3, atol=1e-3)
 
 
 def test_the_actor_follows_the_smaller_critic() -> None:
@@ -208,11 +208,11 @@ def test_the_warm_up_imitates() -> None:
     for one in (learner, twin):
         torch.manual_seed(1)
         one.update(batch)
-    assert torch.equal(learner.actor.net.weights[0], twin.actor.net.weights[0])
+    assert torch.equal(learner.policy.net.weights[0], twin.policy.net.weights[0])
     for one in (learner, twin):
         torch.manual_seed(1)
         one.update(batch)
-    assert not torch.equal(learner.actor.net.weights[0], twin.actor.net.weights[0])
+    assert not torch.equal(learner.policy.net.weights[0], twin.policy.net.weights[0])
 
 
 def test_the_warm_up_finds_the_behaviour() -> None:

@@ -123,7 +123,7 @@ def test_running_statistics_are_part_of_the_checkpoint() -> None:
 def test_the_statistics_of_the_critic_are_those_of_both_actions() -> None:
     learner, batch = make(), bandit()
     torch.manual_seed(1)
-    next_action, _ = learner.actor.sample(batch.next_obs)
+    next_action, _ = learner.policy.sample(batch.next_obs)
     both = torch.cat([torch.cat([batch.obs, batch.action], -1), torch.cat([batch.next_obs, next_action], -1)])
     torch.manual_seed(1)
     learner.update(batch)
@@ -137,7 +137,7 @@ def test_the_target_is_the_smaller_next_value_of_the_same_pass() -> None:
         learner.critic.biases[-1].copy_(torch.tensor([3.0, 2.0]).view(2, 1, 1))
     batch = bandit()._replace(terminated=torch.zeros(64), reward=torch.ones(64), discount=torch.full((64,), 0.25))
     torch.manual_seed(1)
-    log_prob = learner.actor.sample(batch.next_obs)[1].mean().item()
+    log_prob = learner.policy.sample(batch.next_obs)[1].mean().item()
     torch.manual_seed(1)
     expected = 1.0 + 0.25 * (2.0 - 0.5 * log_prob)
     assert learner.update(batch)["q/target"].item() == pytest.approx(expected, rel=1e-5)
@@ -150,16 +150,16 @@ def test_terminated_states_do_not_bootstrap() -> None:
 
 def test_the_actor_waits_for_the_critics() -> None:
     learner = make(policy_delay=3)
-    before = learner.actor.net.weights[0].clone(), learner.actor.net.mean_1.clone()
+    before = learner.policy.net.weights[0].clone(), learner.policy.net.mean_1.clone()
     critic = {"loss/critic", "q/mean", "q/target"}
     assert set(learner.update(bandit())) == set(learner.update(bandit())) == critic
-    assert torch.equal(learner.actor.net.weights[0], before[0])
-    assert torch.equal(learner.actor.net.mean_1, before[1])
+    assert torch.equal(learner.policy.net.weights[0], before[0])
+    assert torch.equal(learner.policy.net.mean_1, before[1])
     metrics = learner.update(bandit())
     assert set(metrics) == critic | {"loss/actor", "policy/entropy", "loss/alpha", "policy/alpha"}
     assert all(v.dim() == 0 and not v.requires_grad for v in metrics.values())
-    assert not torch.equal(learner.actor.net.weights[0], before[0])
-    assert not torch.equal(learner.actor.net.mean_1, before[1])
+    assert not torch.equal(learner.policy.net.weights[0], before[0])
+    assert not torch.equal(learner.policy.net.mean_1, before[1])
 
 
 def test_the_loss_of_the_actor_leaves_the_critic_alone() -> None:

@@ -34,10 +34,10 @@ def test_everything_moves_on_every_update() -> None:
     assert all(v.dim() == 0 and not v.requires_grad for v in metrics.values())
     after = learner.state_dict()
     moved = {k.partition(".")[0] for k in after if not torch.equal(after[k], before[k])}
-    assert moved == {"critic", "actor", "target_critic", "target_actor"}
+    assert moved == {"critic", "policy", "target_critic", "target_policy"}
     for target, online in (
         ("target_critic.weights.0", "critic.weights.0"),
-        ("target_actor.net.biases.1", "actor.net.biases.1"),
+        ("target_policy.net.biases.1", "policy.net.biases.1"),
     ):
         torch.testing.assert_close(after[target], before[target].lerp(after[online], 0.25))
 

@@ -65,7 +65,7 @@ def test_alpha_rises_while_the_entropy_is_too_low() -> None:
 def test_the_target_is_an_exact_expectation() -> None:
     learner = make(alpha=0.5)
     pi = torch.tensor([0.5, 0.25, 0.25])
-    constant(learner.actor, pi.log())
+    constant(learner.policy, pi.log())
     constant(learner.target_critic, torch.tensor([[4.0, 8.0, 0.0], [6.0, 2.0, 1.0]]))  # the smaller: 4, 2, 0
     batch = bandit()._replace(terminated=torch.zeros(64), reward=torch.ones(64))
     value = 0.5 * 4.0 + 0.25 * 2.0 + 0.5 * 1.5 * math.log(2.0)  # entropy 1.5 log 2, alpha 0.5
@@ -112,7 +112,7 @@ def test_targets_follow_slowly() -> None:
 
 def test_exploring_draws_from_the_policy() -> None:
     learner = make()
-    constant(learner.actor, torch.tensor([0.5, 0.25, 0.25]).log())
+    constant(learner.policy, torch.tensor([0.5, 0.25, 0.25]).log())
     counts = learner.act(torch.zeros(4000, 2), explore=True).bincount(minlength=3) / 4000
     assert counts.tolist() == pytest.approx([0.5, 0.25, 0.25], abs=0.04)
     assert learner.act(torch.zeros(5, 2), explore=False).tolist() == [0] * 5
@@ -138,6 +138,6 @@ def test_learns_the_soft_optimum_of_a_bandit() -> None:
     learner = make(alpha=0.5, learn_alpha=False, actor_lr=3e-3, critic_lr=3e-3)
     for _ in range(500):
         learner.update(bandit())
-    pi = learner.actor(torch.randn(64, 2)).softmax(-1).mean(0)
+    pi = learner.policy(torch.randn(64, 2)).softmax(-1).mean(0)
     best = math.exp(2.0) / (math.exp(2.0) + 2.0)  # softmax of Q / alpha
     assert pi[2].item() == pytest.approx(best, abs=0.05)

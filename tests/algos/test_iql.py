@@ -109,11 +109,11 @@ def test_only_the_actors_learning_rate_falls() -> None:
     learner = make(actor_lr=1e-3, actor_decay_updates=4)
     rates = []
     for _ in range(6):
-        before = copy.deepcopy(learner.actor.net.weights[0])
+        before = copy.deepcopy(learner.policy.net.weights[0])
         learner.update(bandit())
         rates.append(learner.optimizers["actor"].lr)
     assert rates == pytest.approx([1e-3 * cosine_decay(t, 4) for t in range(6)])
-    assert torch.equal(learner.actor.net.weights[0], before)  # it has come to rest
+    assert torch.equal(learner.policy.net.weights[0], before)  # it has come to rest
     assert learner.optimizers["critic"].lr == learner.optimizers["value"].lr == 3e-4
 
 
@@ -128,14 +128,14 @@ def test_the_decay_follows_the_counters_after_a_resume() -> None:
     learner.update(batch)
     again.update(batch)
     assert again.optimizers["actor"].lr == learner.optimizers["actor"].lr < 3e-4
-    assert torch.equal(again.actor.net.weights[0], learner.actor.net.weights[0])
+    assert torch.equal(again.policy.net.weights[0], learner.policy.net.weights[0])
 
 
 def test_dropout_reaches_the_actor_only_in_updates() -> None:
     learner = make(dropout=0.5)
     obs = torch.randn(8, 2)
     assert torch.equal(learner.act(obs, explore=False), learner.act(obs, explore=False))
-    assert learner.actor.net.dropout == 0.5
+    assert learner.policy.net.dropout == 0.5
     assert learner.value.dropout == learner.critic.dropout == 0.0
 
 

@@ -60,7 +60,7 @@ def test_the_target_by_hand() -> None:
     batch = free(bandit(), reward=1.0, discount=0.25)
     torch.manual_seed(1)
     torch.randperm(5)
-    log_prob = learner.actor.sample(batch.next_obs)[1].mean().item()
+    log_prob = learner.policy.sample(batch.next_obs)[1].mean().item()
     torch.manual_seed(1)
     assert learner.update(batch)["q/target"].item() == pytest.approx(1.0 - 0.25 * 0.5 * log_prob, rel=1e-5)
 
@@ -82,7 +82,7 @@ def test_the_actor_and_the_temperature_move_once_per_env_step() -> None:
         before = copy.deepcopy(learner.state_dict())
         metrics = learner.update(bandit())
         last = i % 4 == 0
-        assert (not torch.equal(learner.actor.net.weights[0], before["actor.net.weights.0"])) == last
+        assert (not torch.equal(learner.policy.net.weights[0], before["policy.net.weights.0"])) == last
         assert (learner.log_alpha.item() != before["log_alpha"].item()) == last
         assert not torch.equal(learner.critic.weights[0], before["critic.weights.0"])
         assert not torch.equal(learner.target_critic.weights[0], before["target_critic.weights.0"])

@@ -61,7 +61,7 @@ def test_entropy_in_the_backup_is_a_choice() -> None:
     learner = make(alpha=0.5)
     torch.manual_seed(1)
     torch.randperm(5)
-    log_prob = learner.actor.sample(batch.next_obs)[1].mean().item()
+    log_prob = learner.policy.sample(batch.next_obs)[1].mean().item()
     assert targets == pytest.approx([-0.5 * log_prob, 0.0], rel=1e-5)
 
 
@@ -83,7 +83,7 @@ def test_the_actor_and_the_temperature_move_on_the_last_minibatch() -> None:
     for i in range(1, 5):
         before = copy.deepcopy(learner.state_dict())
         metrics = learner.update(bandit())
-        moved = not torch.equal(learner.actor.net.weights[0], before["actor.net.weights.0"])
+        moved = not torch.equal(learner.policy.net.weights[0], before["policy.net.weights.0"])
         assert moved == (i == 4)
         assert (learner.log_alpha.item() != before["log_alpha"].item()) == (i == 4)
         assert not torch.equal(learner.critic.weights[0], before["critic.weights.0"])
@@ -95,7 +95,7 @@ def test_the_actor_and_the_temperature_move_on_the_last_minibatch() -> None:
 def test_critics_have_layer_norm_and_the_actor_has_none() -> None:
     learner = make()
     assert len(learner.critic.gains) == 2
-    assert len(learner.actor.net.gains) == 0
+    assert len(learner.policy.net.gains) == 0
     assert len(make(layer_norm=False).critic.gains) == 0
 
 

@@ -71,7 +71,7 @@ def test_the_target_is_the_smaller_critic_and_the_entropy() -> None:
         learner.target_critic.biases[-1].copy_(torch.tensor([3.0, 2.0]).view(2, 1, 1))
     batch = bandit()._replace(terminated=torch.zeros(64), reward=torch.ones(64), discount=torch.full((64,), 0.25))
     torch.manual_seed(1)
-    log_prob = learner.actor.sample(batch.next_obs)[1].mean().item()
+    log_prob = learner.policy.sample(batch.next_obs)[1].mean().item()
     torch.manual_seed(1)
     expected = 1.0 + 0.25 * (2.0 - 0.5 * log_prob)
     assert learner.update(batch)["q/target"].item() == pytest.approx(expected, rel=1e-5)

@@ -29,7 +29,7 @@ def make(name: str, **sizes: list[int]) -> Learner:
 @pytest.mark.parametrize("name", BOTH)
 def test_actor_and_critic_take_their_own_sizes(name: str) -> None:
     learner = make(name, hidden=[7, 7], actor_hidden=[5, 6, 4], critic_hidden=[9])
-    policies = [getattr(learner, part) for part in ("actor", "target_actor", "policy") if hasattr(learner, part)]
+    policies = [getattr(learner, part) for part in ("policy", "target_policy") if hasattr(learner, part)]
     values = [getattr(learner, part) for part in ("critic", "target_critic", "value") if hasattr(learner, part)]
     assert policies
     assert values
@@ -61,5 +61,5 @@ def test_the_authors_sizes_can_be_typed(algo: str, actor: list[int], critic: lis
     sizes = (f"algo.actor_hidden={actor}", f"algo.critic_hidden={critic}")
     cfg = compose_config((f"algo={algo}", "dataset=minari", *sizes))
     learner = instantiate(cfg.algo, BOX)
-    assert widths(learner.actor) == [actor]
+    assert widths(learner.policy) == [actor]
     assert widths(learner.critic) == [critic]

@@ -52,7 +52,7 @@ def test_policy_and_targets_move_on_every_second_update() -> None:
     assert set(second) == {"loss/critic", "q/mean", "q/target", "loss/actor"}
     assert all(v.dim() == 0 and not v.requires_grad for v in second.values())
     moved = {k.partition(".")[0] for k, v in learner.state_dict().items() if not torch.equal(v, before[k])}
-    assert moved == {"critic", "actor", "target_critic", "target_actor"}
+    assert moved == {"critic", "policy", "target_critic", "target_policy"}
 
 
 def test_targets_follow_by_tau() -> None:
@@ -61,7 +61,7 @@ def test_targets_follow_by_tau() -> None:
     learner.update(bandit())
     for target, online in (
         ("target_critic.weights.0", "critic.weights.0"),
-        ("target_actor.net.biases.1", "actor.net.biases.1"),
+        ("target_policy.net.biases.1", "policy.net.biases.1"),
     ):
         after = learner.state_dict()
         torch.testing.assert_close(after[target], before[target].lerp(after[online], 0.25))

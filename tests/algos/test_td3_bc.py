@@ -58,13 +58,13 @@ def test_the_policy_moves_on_every_second_update() -> None:
     before = copy.deepcopy(learner.state_dict())
     first = learner.update(bandit())
     assert set(first) == {"loss/critic", "q/mean", "q/target"}
-    assert torch.equal(learner.actor.net.weights[0], before["actor.net.weights.0"])
+    assert torch.equal(learner.policy.net.weights[0], before["policy.net.weights.0"])
     assert torch.equal(learner.target_critic.weights[0], before["target_critic.weights.0"])
     second = learner.update(bandit())
     assert set(second) == {"loss/critic", "q/mean", "q/target", "loss/actor", "loss/bc"}
-    assert not torch.equal(learner.actor.net.weights[0], before["actor.net.weights.0"])
+    assert not torch.equal(learner.policy.net.weights[0], before["policy.net.weights.0"])
     assert not torch.equal(learner.target_critic.weights[0], before["target_critic.weights.0"])
-    assert not torch.equal(learner.target_actor.net.weights[0], before["target_actor.net.weights.0"])
+    assert not torch.equal(learner.target_policy.net.weights[0], before["target_policy.net.weights.0"])
 
 
 def test_the_actor_follows_the_first_critic_alone() -> None:
@@ -78,7 +78,7 @@ def test_the_actor_follows_the_first_critic_alone() -> None:
         one.optimizers["critic"].lr = 1e-12  # the critics stand still
         torch.manual_seed(1)
         one.update(batch)
-    assert torch.equal(learner.actor.net.weights[0], twin.actor.net.weights[0])
+    assert torch.equal(learner.policy.net.weights[0], twin.policy.net.weights[0])
 
 
 def test_terminated_states_do_not_bootstrap() -> None:
@@ -103,8 +103,8 @@ def test_the_target_is_the_value_of_the_target_actor() -> None:
         for p in learner.parameters():
             p.zero_()
         learner.target_critic.weights[0][:, 2] = 1.0
-        learner.actor.net.biases[0].fill_(-1.0)
-        learner.target_actor.net.biases[0].fill_(2.0)
+        learner.policy.net.biases[0].fill_(-1.0)
+        learner.target_policy.net.biases[0].fill_(2.0)
     batch = bandit()._replace(terminated=torch.zeros(64), reward=torch.ones(64), discount=torch.full((64,), 0.5))
     assert learner.update(batch)["q/target"].item() == pytest.approx(1.0 + 0.5 * math.tanh(2.0))
 

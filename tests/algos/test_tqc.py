@@ -132,7 +132,7 @@ def test_the_target_by_hand() -> None:
     batch = bandit()._replace(reward=torch.ones(64), discount=torch.full((64,), 0.25))
     assert copy.deepcopy(learner).update(batch)["q/target"].item() == 1.0
     torch.manual_seed(1)
-    log_prob = learner.actor.sample(batch.next_obs)[1].mean().item()
+    log_prob = learner.policy.sample(batch.next_obs)[1].mean().item()
     torch.manual_seed(1)
     expected = 1.0 + 0.25 * (3.5 - 0.5 * log_prob)
     free = learner.update(batch._replace(terminated=torch.zeros(64)))
@@ -155,7 +155,7 @@ def test_targets_follow_by_tau() -> None:
 def test_critics_may_be_wider_than_the_actor() -> None:
     learner = make(critic_hidden=[8, 8, 8])
     assert [tuple(w.shape) for w in learner.critic.weights] == [(3, 3, 8), (3, 8, 8), (3, 8, 8), (3, 8, 5)]
-    assert [tuple(w.shape) for w in learner.actor.net.weights] == [(2, 32), (32, 32), (32, 2)]
+    assert [tuple(w.shape) for w in learner.policy.net.weights] == [(2, 32), (32, 32), (32, 2)]
 
 
 def test_target_entropy() -> None:

@@ -23,8 +23,8 @@ def script() -> ModuleType:
 
 
 def package_weights(learner: IQL) -> list[Tensor]:
-    nets = (learner.actor.net, learner.value, learner.critic, learner.target_critic)
-    return [p for net in nets for p in net.parameters()] + [learner.actor.log_std]
+    nets = (learner.policy.net, learner.value, learner.critic, learner.target_critic)
+    return [p for net in nets for p in net.parameters()] + [learner.policy.log_std]
 
 
 def script_weights(agent) -> list[Tensor]:

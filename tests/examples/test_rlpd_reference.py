@@ -21,7 +21,7 @@ def script() -> ModuleType:
 
 
 def package_weights(learner: RLPD) -> list[Tensor]:
-    nets = (learner.actor.net, learner.critic, learner.target_critic)
+    nets = (learner.policy.net, learner.critic, learner.target_critic)
     return [p for net in nets for p in net.parameters()] + [learner.log_alpha]
 
 

@@ -19,7 +19,7 @@ def script() -> ModuleType:
 
 
 def package_weights(learner: SAC) -> list[Tensor]:
-    nets = (learner.actor.net, learner.critic, learner.target_critic)
+    nets = (learner.policy.net, learner.critic, learner.target_critic)
     return [p for net in nets for p in net.parameters()] + [learner.log_alpha]
 
 

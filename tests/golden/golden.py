@@ -7,6 +7,7 @@ beside it says. `compare` builds the learner, replays the updates and returns ho
 from __future__ import annotations
 
 import json
+import re
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -59,7 +60,8 @@ def load(name: str) -> Golden:
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  (not a dict)
 
     def group(prefix: str) -> dict[str, Tensor]:
-        return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+        found = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+        return {re.sub(r"^(target_)?actor\.", r"\1policy.", k): v for k, v in found.items()}  # their former names
 
     config = json.loads(about["config"])
     draws = {}

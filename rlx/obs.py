@@ -1,0 +1,56 @@
+"""Observations on the side of the envs: an array, or a dict of arrays where the Spec has several boxes.
+
+The first axis counts lanes (or rows) in every part. What is written with these functions works for both kinds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlx.types import Obs, ObsArray
+
+
+def map_obs(function: Callable[..., Any], first: Any, *others: Any) -> Any:
+    """`function` of every part; the parts of several observations side by side."""
+    if isinstance(first, dict):
+        return {name: function(part, *(other[name] for other in others)) for name, part in first.items()}
+    return function(first, *others)
+
+
+def parts_of(obs: ObsArray) -> list[np.ndarray]:
+    return list(obs.values()) if isinstance(obs, dict) else [obs]
+
+
+def num_rows(obs: ObsArray) -> int:
+    return len(parts_of(obs)[0])
+
+
+def take_rows(obs: ObsArray, index: Any) -> Any:
+    """Rows by number, slice or mask; one row without the first axis for a plain integer."""
+    return map_obs(lambda part: part[index], obs)
+
+
+def set_rows(obs: ObsArray, index: Any, value: ObsArray) -> None:
+    def write(part: np.ndarray, new: np.ndarray) -> None:
+        part[index] = new
+
+    map_obs(write, obs, value)
+
+
+def stack_obs(rows: Sequence[Any]) -> Any:
+    """Single observations as rows."""
+    return map_obs(lambda *parts: np.stack(parts), rows[0], *rows[1:])
+
+
+def copy_obs(obs: ObsArray) -> Any:
+    return map_obs(np.copy, obs)
+
+
+def to_tensors(obs: ObsArray) -> Obs:
+    """The same numbers as tensors, without a copy."""
+    found: Obs = map_obs(torch.from_numpy, obs)
+    return found
