@@ -6,5 +6,7 @@ from rlx.envs.factory import EnvConfig, make_env, make_vector_env, probe, spec_o
 
 if "rlx/PointGoal-v0" not in registry:
     register("rlx/PointGoal-v0", entry_point="rlx.envs.point_goal:PointGoal", max_episode_steps=50)
+    register("rlx/Recall-v0", entry_point="rlx.envs.memory:Recall")
+    register("rlx/CartPoleHidden-v0", entry_point="rlx.envs.memory:CartPoleHidden", max_episode_steps=500)
 
 __all__ = ["EnvConfig", "make_env", "make_vector_env", "probe", "spec_of"]
