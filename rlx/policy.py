@@ -10,7 +10,7 @@ import torch
 from rlx.envs.runner import box_scale
 from rlx.errors import UserError
 from rlx.learner import Learner
-from rlx.types import Spec
+from rlx.types import Carry, Spec
 
 
 class Policy:
@@ -19,6 +19,11 @@ class Policy:
     def __init__(self, learner: Learner):
         self.learner = learner.eval()
         self.spec: Spec = learner.spec
+        self._carry: Carry | None = None
+
+    def reset(self) -> None:
+        """Forget: the next observations are the first of new episodes."""
+        self._carry = None
 
     def __repr__(self) -> str:
         spec = self.spec
@@ -41,7 +46,11 @@ class Policy:
 
     def act_scaled(self, obs: np.ndarray, deterministic: bool = True) -> np.ndarray:
         """Actions in the learner's units, [-1, 1] for a box, for a batch of observations."""
-        return self.learner.act(torch.from_numpy(obs), explore=not deterministic).cpu().numpy()
+        actor = self.learner.actor
+        carry = self._carry if self._carry and len(self._carry[0]) == len(obs) else actor.initial(len(obs))
+        acted = actor.act(torch.from_numpy(obs), carry, explore=not deterministic)
+        self._carry = acted.carry
+        return acted.action.cpu().numpy()
 
 
 def unscaled(action: np.ndarray, spec: Spec) -> np.ndarray:

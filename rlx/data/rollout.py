@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlx.memory import enough_memory
-from rlx.types import Rollout, Spec
+from rlx.types import Carry, Rollout, Spec
 
 
 class RolloutBuffer:
@@ -19,6 +19,7 @@ class RolloutBuffer:
 
     def __init__(self, length: int, num_envs: int, spec: Spec):
         self.size = 0
+        self.carry: Carry = ()  # before the first step
         kind = {"box": np.float32, "discrete": np.int64, "multi_discrete": np.int64}[spec.action_kind]
         obs_dtype = np.dtype(spec.obs_dtype)
         lead = (length, num_envs)
@@ -58,7 +59,7 @@ class RolloutBuffer:
         """The rollout, once; the buffer is empty afterwards."""
         size, self.size = self.size, 0
         columns: Any = {name: torch.from_numpy(column[:size]) for name, column in self._columns.items()}
-        yield Rollout(**columns)
+        yield Rollout(**columns, carry=self.carry)
 
     def cut_off(self, envs: Sequence[int]) -> None:
         """The running episodes of these envs go no further: their newest steps become boundaries."""

@@ -45,11 +45,17 @@ class Walked(NamedTuple):
     running: list[tuple[int, int]]  # (env, episode) of those that count
 
 
-def run_episodes(act: Callable[[np.ndarray], np.ndarray], envs: VectorEnv, episodes: int, seed: int) -> Episodes:
+def run_episodes(
+    act: Callable[[np.ndarray], np.ndarray],
+    envs: VectorEnv,
+    episodes: int,
+    seed: int,
+    begin: Callable[[Sequence[int]], None] = lambda lanes: None,
+) -> Episodes:
     """What each of `episodes` episodes came to; see `walk_episodes`."""
     returns, lengths = np.zeros(episodes), np.zeros(episodes, np.int64)
     success: list[float | None] = [None] * episodes
-    for _, _, step, running in walk_episodes(act, envs, episode_seeds(seed, episodes)):
+    for _, _, step, running in walk_episodes(act, envs, episode_seeds(seed, episodes), begin):
         for i, k in running:
             returns[k] += step.reward[i]
             lengths[k] += 1
@@ -64,7 +70,12 @@ def episode_seeds(seed: int, episodes: int) -> list[int]:
     return [int(s) for s in np.random.SeedSequence(seed).generate_state(episodes)]
 
 
-def walk_episodes(act: Callable[[np.ndarray], np.ndarray], envs: VectorEnv, seeds: Sequence[int]) -> Iterator[Walked]:
+def walk_episodes(
+    act: Callable[[np.ndarray], np.ndarray],
+    envs: VectorEnv,
+    seeds: Sequence[int],
+    begin: Callable[[Sequence[int]], None] = lambda lanes: None,
+) -> Iterator[Walked]:
     """Every step of one episode for each seed, as many at a time as there are envs.
 
     `act` maps raw observations [N, ...] to actions in the learner's units. An env with nothing left to do repeats
@@ -91,5 +102,6 @@ def walk_episodes(act: Callable[[np.ndarray], np.ndarray], envs: VectorEnv, seed
                 episode[i], upcoming = upcoming, upcoming + 1
             again[i] = seeds[episode[i]]
         if again and any(counted):
+            begin(list(again))
             for i, first_obs in envs.reset(again).items():
                 obs[i] = first_obs

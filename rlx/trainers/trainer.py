@@ -39,13 +39,13 @@ from rlx.envs.runner import Journal, Runner
 from rlx.envs.vector import EnvFault, NonFiniteAction, is_finite
 from rlx.errors import RunFailed, UserError
 from rlx.files import write_atomically
-from rlx.learner import Learner, is_learning_rate
+from rlx.learner import Actor, Learner, is_learning_rate
 from rlx.rewards import RewardTransform
 from rlx.rng import rng_state, seeded, set_rng_state
 from rlx.run_folder import ERROR_FILE
 from rlx.saved import check_like, parse
 from rlx.trainers.guard import Guard
-from rlx.types import Batch, Rollout, Spec
+from rlx.types import Batch, Carry, Rollout, Spec
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -153,6 +153,8 @@ class Trainer:
         self.checkpoints = CheckpointStore(run_dir / "checkpoints", keep=settings.keep_checkpoints)
         self._envs, self._eval_envs = envs, eval_envs
         self._runner: Runner | None = Runner(envs, seed=int(cfg.seed)) if envs is not None else None
+        self._actor = learner.actor
+        self._carry: Carry = self._actor.initial(envs.num_envs) if envs is not None else ()
         self._rollout: RolloutBuffer | None = None
         self._mixture: Mixture | None = None
         self._guard = Guard(learner, self._pending_metrics)
@@ -291,7 +293,7 @@ class Trainer:
     def _step(self, phase: Phase, buffer: Any) -> None:
         runner, state = self._runner, self.state
         assert runner is not None  # a phase that collects has envs
-        obs = runner.obs
+        obs, carry = runner.obs, self._carry
         action = self._random() if state.phase_env_steps < phase.random_steps else self._act(obs)
         step, finished = runner.step(action)
         reward = step.reward
@@ -299,6 +301,9 @@ class Trainer:
             reward = self.reward(step.reward, step.terminated, step.truncated, infos=step.infos)
             if not is_finite(reward):
                 raise self._failed(f"The reward transform made {reward.tolist()} of the rewards {step.reward.tolist()}")
+        if self._rollout is not None and self._rollout.size == 0:
+            self._rollout.carry = carry
+        self._begin(np.flatnonzero(step.terminated | step.truncated).tolist())
         buffer.add(obs, action, reward, step.next_obs, step.terminated, step.truncated)
         state.collected += 1
         state.env_steps += runner.num_envs
@@ -326,14 +331,17 @@ class Trainer:
         )
 
     def _act(self, obs: np.ndarray, explore: bool = True) -> np.ndarray:
-        tensor = torch.from_numpy(obs)
-        if self.device.type == "cpu":
-            action = self.learner.act(tensor, explore).numpy()
-        else:
-            action = self.learner.act(tensor.to(self.device), explore).cpu().numpy()
+        acted = self._actor.act(torch.from_numpy(obs).to(self.device), self._carry, explore)
+        self._carry = acted.carry
+        action = acted.action.cpu().numpy()
         if not is_finite(action):
             raise NonFiniteAction(action)
         return action
+
+    def _begin(self, lanes: list[int]) -> None:
+        """New episodes in these lanes."""
+        if self._carry and lanes:
+            self._carry = restarted(self._actor, self._carry, lanes)
 
     def _to_device(self, batch: Any) -> Any:
         return type(batch)(*(x if x is None else x.to(self.device) for x in batch))
@@ -512,6 +520,9 @@ class Trainer:
             tensors["journal"] = {str(i): torch.from_numpy(a) for i, a in enumerate(journal.actions)}
         if self._rollout is not None:
             tensors["rollout"] = self._rollout.tensors()
+        if self._carry and self._rollout is not None:
+            tensors["carry"] = {f"now.{i}": x for i, x in enumerate(self._carry)}
+            tensors["carry"] |= {f"rollout.{i}": x for i, x in enumerate(self._rollout.carry)}
         return Checkpoint.of(self.cfg, self.spec, state, tensors)
 
     def restore(self, saved: Checkpoint) -> None:
@@ -535,6 +546,10 @@ class Trainer:
         if self._runner is not None:
             actions = [saved.tensors["journal"][str(i)].numpy() for i in range(self._runner.num_envs)]
             journal = Journal(state["journal"]["episodes"], state["journal"]["hashes"], actions)
+            if self._carry and self._rollout is not None:
+                kept = saved.tensors["carry"]
+                self._carry = tuple(kept[f"now.{i}"] for i in range(len(self._carry)))
+                self._rollout.carry = tuple(kept[f"rollout.{i}"] for i in range(len(kept) - len(self._carry)))
             lost = self._runner.restore(journal)
             if lost:
                 self._cut_off(lost)
@@ -592,22 +607,39 @@ class Trainer:
     def _cut_off(self, lost: list[int]) -> None:
         """These envs had to begin new episodes: what was collected of the old ones ends where the checkpoint was."""
         self.state.exact = False
+        self._begin(lost)
         for buffer in (self.replay, self._rollout):
             if buffer is not None:
                 buffer.cut_off(lost)
         self.checkpoints.rewrite_replay()
 
 
+def restarted(actor: Actor, carry: Carry, lanes: Sequence[int]) -> Carry:
+    """The carry with these lanes at the beginning of an episode."""
+    index = torch.tensor(list(lanes))
+    return tuple(old.index_copy(0, index, new) for old, new in zip(carry, actor.initial(len(lanes)), strict=True))
+
+
 def evaluate_learner(learner: Learner, envs: VectorEnv, episodes: int, seed: int) -> Any:
     """Episodes of the deterministic policy; the global random state is as before afterwards."""
     device = next(iter(learner.parameters())).device
 
+    actor, carry = learner.actor, learner.actor.initial(envs.num_envs)
+
     def act(obs: np.ndarray) -> np.ndarray:
-        return learner.act(torch.from_numpy(obs).to(device), explore=False).cpu().numpy()
+        nonlocal carry
+        acted = actor.act(torch.from_numpy(obs).to(device), carry, explore=False)
+        carry = acted.carry
+        return acted.action.cpu().numpy()
+
+    def begin(lanes: Sequence[int]) -> None:
+        nonlocal carry
+        if carry:
+            carry = restarted(actor, carry, lanes)
 
     training = learner.training
     learner.eval()
     with seeded(seed, device):
-        found = run_episodes(act, envs, episodes, seed)
+        found = run_episodes(act, envs, episodes, seed, begin)
     learner.train(training)
     return found
