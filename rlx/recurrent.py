@@ -37,7 +37,7 @@ def stretches(ended: Tensor, final: bool = False) -> Iterator[Stretches]:
     first = torch.cat([last.new_zeros(1), last[:-1] + 1])
     length = last - first + 1
     size = (0.5 * length.float().log2()).floor()  # 0: 1 to 3 steps, 1: 4 to 15, 2: 16 to 63, ...
-    for group in set(size.tolist()):
+    for group in sorted(set(size.tolist())):
         begin, end = first[size == group], last[size == group]
         step = torch.arange(int((end - begin).max()) + 1 + final, device=ended.device).unsqueeze(1)
         rows = torch.minimum(begin + step, end)
