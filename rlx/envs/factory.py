@@ -18,7 +18,7 @@ from gymnasium import spaces
 from omegaconf import MISSING
 
 from rlx.envs.observations import FlattenGoal, boxes_of, with_arrays
-from rlx.envs.vector import AsyncEnvs, EnvFault, NativeEnvs, SyncEnvs, VectorEnv, said
+from rlx.envs.vector import AsyncEnvs, EnvFault, NativeEnvs, SyncEnvs, VectorEnv, what_it_did
 from rlx.errors import UserError, nearest, require
 from rlx.fields import check_number, check_numbers, number
 from rlx.saved import shown, trusted
@@ -72,10 +72,12 @@ def make_env(cfg: EnvConfig, trust: Sequence[str] = (), **kwargs: Any) -> gym.En
         return with_arrays(from_python(cfg))
     limit = {"max_episode_steps": cfg.max_episode_steps} if cfg.max_episode_steps else {}
     if not re.fullmatch(r"([\w.]+:)?[\w./-]+", cfg.id):
-        raise UserError(f"env.id={cfg.id!r} is no id of an environment; give one such as env.id=Pendulum-v1.")
+        raise UserError(f"env.id={cfg.id!r} is not an environment id; an example is env.id=Pendulum-v1.")
     module, colon, _ = cfg.id.partition(":")
     if colon and not trusted(module, trust):
-        raise UserError(f"env.id={cfg.id} imports {module}, which is not trusted; add trust=[{module}] to allow it.")
+        raise UserError(
+            f"env.id={cfg.id} imports {module}, which is not trusted; add trust=[{module}] to allow code from it."
+        )
     try:
         if cfg.extra in REGISTERED_BY:
             importlib.import_module(REGISTERED_BY[cfg.extra])
@@ -100,7 +102,7 @@ def make_env(cfg: EnvConfig, trust: Sequence[str] = (), **kwargs: Any) -> gym.En
         ) from error
     except gym.error.Error as error:
         raise UserError(
-            f"env.id={cfg.id} cannot be made ({shown(error)}); give one such as env.id=Pendulum-v1."
+            f"env.id={cfg.id} cannot be made ({shown(error)}); an id that can is env.id=Pendulum-v1."
         ) from error
     except Exception as error:
         raise _broken(cfg, error) from error
@@ -109,11 +111,11 @@ def make_env(cfg: EnvConfig, trust: Sequence[str] = (), **kwargs: Any) -> gym.En
 
 def _broken(cfg: EnvConfig, error: Exception) -> EnvFault:
     """An env whose own constructor fails."""
-    return EnvFault(f"{cfg.id} cannot be made: it {said(error)}.", traceback.format_exc())
+    return EnvFault(f"{cfg.id} cannot be made: it {what_it_did(error)}.", traceback.format_exc())
 
 
 def probe(env: gym.Env, cfg: EnvConfig) -> None:
-    """One step, where keywords are given that an env may only look at then."""
+    """One step, because an env may look at its keywords (if there are any) only then."""
     if not cfg.kwargs:
         return
     try:
@@ -123,12 +125,12 @@ def probe(env: gym.Env, cfg: EnvConfig) -> None:
     except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
         raise _unfit(cfg, error) from error
     except Exception:
-        return  # a fault of the env itself, which is told with its lane where the run meets it
+        return  # a fault of the env itself, which the run will report with its lane
 
 
 def _unfit(cfg: EnvConfig, error: Exception) -> UserError:
-    names = ", ".join(map(str, cfg.kwargs))  # without the values, which may come from the environment
-    return UserError(f"env.kwargs ({shown(names)}) does not fit {cfg.id}: {shown(error)}.")
+    names = ", ".join(map(str, cfg.kwargs)) or "none given"  # without the values, which may come from the environment
+    return UserError(f"env.kwargs ({shown(names)}) do not fit {cfg.id}: {shown(error)}.")
 
 
 def _unknown(env_id: str, error: Exception) -> str:
@@ -195,7 +197,7 @@ def make_vector_env(cfg: EnvConfig, num_envs: int | None = None, trust: Sequence
     kind, limit = cfg.vectorization, cfg.step_timeout
     most = MOST_ENVS.get(kind, max(MOST_ENVS.values()))
     if n > most:
-        raise UserError(f"env.num_envs={n} is more than rlx makes with env.vectorization={kind}; give at most {most}.")
+        raise UserError(f"env.num_envs must be at most {most:,} with env.vectorization={kind} (env.num_envs={n}).")
     if limit is not None:
         require(
             kind in ("async", "auto"),
@@ -213,10 +215,10 @@ def make_vector_env(cfg: EnvConfig, num_envs: int | None = None, trust: Sequence
         few = n <= MOST_ENVS["async"]
         kind = "async" if few and _workers_pay(cfg, n, trust) else "sync"
     if n > MOST_ENVS.get(kind, n):
-        raise UserError(f"env.num_envs={n} is more than rlx makes of {cfg.id}; give at most {MOST_ENVS[kind]}.")
+        raise UserError(f"env.num_envs must be at most {MOST_ENVS[kind]:,} for {cfg.id} (env.num_envs={n}).")
     kinds: dict[str, Callable[..., VectorEnv]] = {"sync": SyncEnvs, "async": partial(AsyncEnvs, timeout=limit)}
     if kind not in kinds:
-        raise UserError(f"env.vectorization={kind} is not known; choose sync, async, native or auto.")
+        raise UserError(f"Unknown env.vectorization {kind!r}. Choices: sync, async, native, auto.")
     allowed = tuple(trust)
     return kinds[kind]([lambda: make_env(cfg, allowed)] * n, cfg.id)
 
@@ -232,15 +234,15 @@ def _step_seconds(cfg: EnvConfig, trust: Sequence[str], steps: int = 5) -> float
     envs = SyncEnvs([lambda: make_env(cfg, trust)], cfg.id)
     envs.reset({0: 0})
     envs.action_space.seed(0)
-    found = []
+    seconds = []
     for _ in range(steps):
         start = time.perf_counter()
         step = envs.step([envs.action_space.sample()])
-        found.append(time.perf_counter() - start)
+        seconds.append(time.perf_counter() - start)
         if step.terminated[0] or step.truncated[0]:
             envs.reset({0: 0})
     envs.envs[0].close()
-    return min(found)
+    return min(seconds)
 
 
 def _native(cfg: EnvConfig, n: int) -> VectorEnv | None:

@@ -63,8 +63,8 @@ def is_finite(x: ObsArray) -> bool:
     return x.dtype.kind != "f" or bool(np.vdot(x, x) < FLOAT32_MAX) or bool((np.abs(x) <= FLOAT32_MAX).all())
 
 
-def said(error: BaseException) -> str:
-    """What an env did, in one line: the kind of error, its message and where it was raised."""
+def what_it_did(error: BaseException) -> str:
+    """An env's error in one line that continues "the env ...": its kind, its message and where it was raised."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     if isinstance(error, SystemExit):
@@ -75,17 +75,17 @@ def said(error: BaseException) -> str:
 
 @contextmanager
 def faults_told(name: str) -> Iterator[None]:
-    """To use a single env in: whatever it raises is its fault, and a sentence."""
+    """Use a single env in this context: whatever it raises becomes an EnvFault, in a sentence."""
     try:
         yield
     except (UserError, RunFailed):
         raise
     except (Exception, SystemExit) as error:
-        raise EnvFault(f"{name} {said(error)}.", traceback.format_exc()) from error
+        raise EnvFault(f"{name} {what_it_did(error)}.", traceback.format_exc()) from error
 
 
 class Lanes:
-    """Where each of N envs is, so that a fault says where it was and can be brought about again."""
+    """Where each of N envs is, so that a fault can be located and reproduced."""
 
     def __init__(self, name: str, n: int):
         self.name = name
@@ -156,7 +156,7 @@ class VectorEnv(Protocol):
     action_space: gym.Space[Any]  # of one env
 
     def reset(self, seeds: dict[int, int]) -> dict[int, Any]:
-        """Reset env i with seed seeds[i]; the first observations, one of each, which are the caller's."""
+        """Reset env i with seed seeds[i]; their first observations, which are the caller's to keep."""
 
     def step(self, actions: Sequence[Any]) -> Step:
         """One action for each env, in env units."""
@@ -182,13 +182,13 @@ class SyncEnvs:
 
     def reset(self, seeds: dict[int, int]) -> dict[int, Any]:
         self._lanes.begin(seeds)
-        found = {}
+        first = {}
         for i, seed in seeds.items():
             try:
-                found[i] = row_like(self._obs, self.envs[i].reset(seed=seed)[0])
+                first[i] = row_like(self._obs, self.envs[i].reset(seed=seed)[0])
             except (Exception, SystemExit) as error:
-                raise self._lanes.fault(i, said(error), traceback.format_exc()) from error
-        return self._lanes.check_first(found)
+                raise self._lanes.fault(i, what_it_did(error), traceback.format_exc()) from error
+        return self._lanes.check_first(first)
 
     def step(self, actions: Sequence[Any]) -> Step:
         self._lanes.step()
@@ -199,7 +199,7 @@ class SyncEnvs:
                     actions[i]
                 )
         except (Exception, SystemExit) as error:
-            raise self._lanes.fault(i, said(error), traceback.format_exc()) from error
+            raise self._lanes.fault(i, what_it_did(error), traceback.format_exc()) from error
         return self._lanes.check(self._step)
 
     def close(self) -> None:
@@ -211,20 +211,20 @@ class WorkerError(Exception):
     """What went wrong in a worker, in words that can be sent: problem and traceback."""
 
 
-class Telling(gym.Wrapper):
-    """An env in a worker, whose errors can all be sent to the trainer, as those of others' classes cannot."""
+class SendableErrors(gym.Wrapper):
+    """An env in a worker, whose errors can all be sent to the trainer; exceptions of unknown classes could not."""
 
     def reset(self, **kwargs: Any) -> Any:
-        return self._told(self.env.reset, **kwargs)
+        return self._call(self.env.reset, **kwargs)
 
     def step(self, action: Any) -> Any:
-        return self._told(self.env.step, action)
+        return self._call(self.env.step, action)
 
-    def _told(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _call(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         try:
             return call(*args, **kwargs)
         except (Exception, SystemExit) as error:
-            raise WorkerError(said(error), traceback.format_exc()) from None
+            raise WorkerError(what_it_did(error), traceback.format_exc()) from None
 
 
 class LaneError(Exception):
@@ -232,7 +232,7 @@ class LaneError(Exception):
 
 
 class Workers(AsyncVectorEnv):
-    """Gymnasium's processes, which say who failed, and which SIGKILL ends: they ignore SIGTERM."""
+    """Gymnasium's processes, which report the lane that failed. They ignore SIGTERM, so SIGKILL ends them."""
 
     def _raise_if_errors(self, successes: Iterable[bool]) -> None:
         if all(successes):
@@ -263,13 +263,13 @@ class AsyncEnvs:
     def __init__(self, makers: Sequence[Callable[[], gym.Env]], name: str = "env", timeout: float | None = None):
         home = os.getpid()
         in_main = threading.current_thread() is threading.main_thread()
-        sturdy = [lambda make=make: _in_worker(make, home, in_main) for make in makers]
+        worker_makers = [lambda make=make: _in_worker(make, home, in_main) for make in makers]
         self.num_envs = len(makers)
         self._lanes = Lanes(name, self.num_envs)
         self._timeout = timeout  # seconds for a step or a reset
         self._failed = False
         try:
-            self._envs = Workers(sturdy, copy=False, autoreset_mode=AutoresetMode.DISABLED, daemon=True)
+            self._envs = Workers(worker_makers, copy=False, autoreset_mode=AutoresetMode.DISABLED, daemon=True)
         except (EOFError, OSError) as error:
             raise EnvFault(f"{name}: a process ended while it made its env ({error!r})") from error
         for process in self._envs.processes:  # by which the interpreter's exit would end them
@@ -335,7 +335,7 @@ def _in_worker(make: Callable[[], gym.Env], home: int, in_main: bool) -> gym.Env
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     _end_with_parent(in_main)
-    return Telling(make())
+    return SendableErrors(make())
 
 
 def _end_with_parent(in_main: bool) -> None:
@@ -402,12 +402,12 @@ class NativeEnvs:
 
 def _per_env(infos: dict[str, Any], n: int) -> list[dict[str, Any]]:
     """Gymnasium's dict of arrays with `_key` masks, or of such dicts in turn, as one dict per env."""
-    found: list[dict[str, Any]] = [{} for _ in range(n)]
+    each_env: list[dict[str, Any]] = [{} for _ in range(n)]
     for key, values in infos.items():
         mask = infos.get(f"_{key}")
         if mask is None:
             continue
-        each = _per_env(values, n) if isinstance(values, dict) else values
+        parts = _per_env(values, n) if isinstance(values, dict) else values
         for i in np.flatnonzero(mask):
-            found[i][key] = each[i]
-    return found
+            each_env[i][key] = parts[i]
+    return each_env
