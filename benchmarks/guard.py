@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import rlx.trainers.trainer as loop
-from rlx import workflows
+from rlx import build, workflows
 from rlx.callbacks.bus import Callback, CallbackBus
 from rlx.envs.vector import is_finite
 
@@ -89,12 +89,12 @@ class Turns(Callback):
 
 def measure(overrides: tuple[str, ...], pairs: int) -> tuple[float, ...]:
     turns = Turns()
-    make_bus = workflows.make_bus
+    make_bus = build.make_bus
 
     def with_turns(cfg: Any) -> CallbackBus:
         return CallbackBus({**make_bus(cfg).callbacks, "turns": turns})
 
-    workflows.make_bus = with_turns  # type: ignore[assignment]
+    build.make_bus = with_turns  # type: ignore[assignment]
     try:
         with tempfile.TemporaryDirectory() as folder:
             workflows.train(
@@ -104,7 +104,7 @@ def measure(overrides: tuple[str, ...], pairs: int) -> tuple[float, ...]:
                 f"trainer.max_env_steps={2 * INTERVAL + 2 * BLOCK * pairs}", run_dir=Path(folder) / "run",
             )  # fmt: skip
     finally:
-        workflows.make_bus = make_bus
+        build.make_bus = make_bus
     on, off = turns.seconds[True], turns.seconds[False]
     difference = statistics.median(a / b for a, b in zip(on, off, strict=False)) - 1.0
     per_step = statistics.median(off) / BLOCK

@@ -41,9 +41,9 @@ from torch import Tensor
 from rlx.data.replay import Layout, Replay
 from rlx.errors import UserError
 from rlx.files import fsync_folder, open_regular, read_bounded, remove, write_atomically
-from rlx.memory import available_memory
+from rlx.restoring import check_saved_spec
 from rlx.run_folder import refuse_link, refuse_stray
-from rlx.saved import check_saved_spec
+from rlx.system import available_memory
 from rlx.types import Goal, Spec
 
 log = logging.getLogger("rlx")

@@ -8,9 +8,7 @@ weights that are `frozen`. `Adam` is one fused call over all its parameters, `po
 from __future__ import annotations
 
 import copy
-import ctypes
 import math
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise, zip_longest
 from typing import Any, NamedTuple, TypeVar
@@ -542,17 +540,3 @@ def polyak(targets: Iterable[Tensor], online: Iterable[Tensor], tau: float) -> N
 def target_of(module: M) -> M:
     """A copy to be moved by `polyak`; its parameters take no gradients."""
     return copy.deepcopy(module).requires_grad_(False)
-
-
-def keep_freed_memory() -> None:
-    """Have glibc keep freed blocks for the next update instead of giving them back and faulting them in again.
-
-    Every update allocates and frees the same hidden layers, some hundred kilobytes each, and the defaults return just
-    these to the system. Worth a tenth of an update, and more with two threads; without glibc it does nothing.
-    """
-    if sys.platform != "linux":
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
-    if mallopt is not None:
-        mallopt(-3, 32 << 20)  # M_MMAP_THRESHOLD: blocks below 32 MB come from the heap
-        mallopt(-1, 256 << 20)  # M_TRIM_THRESHOLD: and the heap shrinks from 256 MB of free top on only

@@ -20,7 +20,6 @@ from rlx.nn import (
     DeterministicActor,
     GaussianActor,
     RMSprop,
-    keep_freed_memory,
     noise_like,
     plain_mlp,
     polyak,
@@ -380,11 +379,6 @@ def test_a_target_is_a_copy_without_gradients() -> None:
     polyak(target.parameters(), [torch.zeros_like(p) for p in net.parameters()], 1.0)
     assert target(x).eq(0.0).all()
     assert not net(x).eq(0.0).all()
-
-
-def test_freed_memory_can_be_kept() -> None:
-    keep_freed_memory()
-    assert MLP([2, 3, 1])(torch.ones(1, 2)).shape == (1, 1)
 
 
 def test_xavier_by_hand() -> None:

@@ -23,7 +23,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from rlx.errors import RunFailed
-from rlx.saved import check_like
+from rlx.restoring import check_like
 
 if TYPE_CHECKING:
     from rlx.trainers.trainer import Trainer

@@ -31,14 +31,14 @@ from omegaconf import OmegaConf
 
 from rlx.callbacks.bus import Callback
 from rlx.callbacks.metrics import INTERRUPTED
+from rlx.config import PYTHON, as_written
 from rlx.data.collect import collect_episodes, episodes_of_rows
 from rlx.data.minari import Episode, load_episodes, minari_root, write_minari
 from rlx.envs.evaluation import MOST_EPISODES
-from rlx.envs.factory import PYTHON, make_vector_env
+from rlx.envs.factory import make_vector_env
 from rlx.errors import UserError
 from rlx.files import read_bounded, write_atomically
 from rlx.rng import seeded
-from rlx.saved import as_written
 
 if TYPE_CHECKING:
     from rlx.trainers.trainer import Trainer

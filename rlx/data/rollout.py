@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlx.memory import enough_memory
+from rlx.system import enough_memory
 from rlx.types import Rollout, Spec
 
 

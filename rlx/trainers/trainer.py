@@ -15,7 +15,6 @@ Nothing here computes gradients and nothing here writes files: learners and call
 from __future__ import annotations
 
 import math
-import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -32,18 +31,21 @@ from rlx.callbacks import crossed
 from rlx.callbacks.bus import CallbackBus
 from rlx.callbacks.metrics import TrainMetrics
 from rlx.checkpoint import Checkpoint, CheckpointStore
+from rlx.config import parse
 from rlx.data.replay import Mixture, Replay
 from rlx.data.rollout import RolloutBuffer
-from rlx.envs.evaluation import run_episodes
+from rlx.envs.evaluation import MOST_EPISODES, run_episodes
 from rlx.envs.runner import Journal, Runner
 from rlx.envs.vector import EnvFault, NonFiniteAction, is_finite
 from rlx.errors import RunFailed, UserError
+from rlx.fields import number
 from rlx.files import write_atomically
 from rlx.learner import Learner, is_learning_rate
+from rlx.restoring import check_like
 from rlx.rewards import RewardTransform
 from rlx.rng import rng_state, seeded, set_rng_state
 from rlx.run_folder import ERROR_FILE
-from rlx.saved import check_like, parse
+from rlx.system import INTERRUPTS
 from rlx.trainers.guard import Guard
 from rlx.types import Batch, Rollout, Spec
 
@@ -53,7 +55,6 @@ if TYPE_CHECKING:
     from rlx.data.dataset import TransitionDataset
     from rlx.envs.vector import VectorEnv
 
-INTERRUPTS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}  # stop reasons that a resume clears
 BUDGETS = ("max_env_steps", "max_updates", "max_epochs", "max_seconds", "completed")
 
 
@@ -61,14 +62,14 @@ BUDGETS = ("max_env_steps", "max_updates", "max_epochs", "max_seconds", "complet
 class Phase:
     """Repeat {collect env steps, make updates} until the budget is spent."""
 
-    collect: int = 0  # vector steps per iteration; 0: offline, one update per iteration
+    collect: int = number(0, least=0)  # vector steps per iteration; 0: offline, one update per iteration
     on_policy: bool = False  # learn from each rollout once instead of from a replay
-    updates: int | None = None  # budget in updates; null: until the run's budget ends it
-    env_steps: int | None = None  # budget in env steps; null: until the run's budget ends it
-    updates_per_step: float = 1.0  # updates for each env step once learning has started
-    random_steps: int = 0  # env steps with random actions at the beginning of the phase
-    start_after: int = 0  # env steps before the first update
-    offline_fraction: float = 0.0  # share of every batch drawn from the dataset
+    updates: int | None = number(None, least=0)  # budget in updates; null: until the run's budget ends it
+    env_steps: int | None = number(None, least=0)  # budget in env steps; null: until the run's budget ends it
+    updates_per_step: float = number(1.0, above=0)  # updates for each env step once learning has started
+    random_steps: int = number(0, least=0)  # env steps with random actions at the beginning of the phase
+    start_after: int = number(0, least=0)  # env steps before the first update
+    offline_fraction: float = number(0.0, least=0, most=1)  # share of every batch drawn from the dataset
 
 
 @dataclass
@@ -77,24 +78,24 @@ class TrainerConfig:
 
     _target_: str = "rlx.trainers.trainer.Trainer"
     regime: str = ""  # how the regime is called: off_policy, on_policy, offline, offline_to_online
-    max_env_steps: int | None = None  # stop after so many env steps
-    max_updates: int | None = None  # stop after so many updates
-    max_epochs: int | None = None  # stop after so many epochs
-    max_seconds: float | None = None  # stop after so much wall time
-    epoch_length: int = 1000  # steps in an epoch
-    eval_interval: int = 1000  # steps between evaluations; 0: only at the end
-    eval_episodes: int = 10  # episodes of each evaluation
-    checkpoint_interval: int = 5000  # steps between checkpoints; 0: only at the end
-    keep_checkpoints: int = 2  # periodic checkpoints kept, at least 1
-    log_interval: int = 500  # steps between rows of training metrics
-    train_frequency: int = 1  # vector steps between updates
-    gradient_updates_per_step: float = 1.0  # updates per env step (UTD)
-    learning_starts: int = 1000  # env steps with random actions, and no update before
-    warmup_steps: int = 0  # env steps before the first update
-    min_buffer_size: int = 0  # transitions in the replay before the first update
-    rollout_length: int = 2048  # vector steps of an on-policy rollout
-    pretrain_updates: int = 0  # offline updates before going online
-    offline_batch_ratio: float = 0.0  # share of prior data in every batch while online
+    max_env_steps: int | None = number(None, least=0)  # stop after so many env steps
+    max_updates: int | None = number(None, least=0)  # stop after so many updates
+    max_epochs: int | None = number(None, least=0)  # stop after so many epochs
+    max_seconds: float | None = number(None, least=0)  # stop after so much wall time
+    epoch_length: int = number(1000, least=1)  # steps in an epoch
+    eval_interval: int = number(1000, least=0)  # steps between evaluations; 0: only at the end
+    eval_episodes: int = number(10, least=1, most=MOST_EPISODES)  # episodes of each evaluation
+    checkpoint_interval: int = number(5000, least=0)  # steps between checkpoints; 0: only at the end
+    keep_checkpoints: int = number(2, least=1)  # periodic checkpoints kept, at least 1
+    log_interval: int = number(500, least=1)  # steps between rows of training metrics
+    train_frequency: int = number(1, least=1)  # vector steps between updates
+    gradient_updates_per_step: float = number(1.0, above=0)  # updates per env step (UTD)
+    learning_starts: int = number(1000, least=0)  # env steps with random actions, and no update before
+    warmup_steps: int = number(0, least=0)  # env steps before the first update
+    min_buffer_size: int = number(0, least=0)  # transitions in the replay before the first update
+    rollout_length: int = number(2048, least=1)  # vector steps of an on-policy rollout
+    pretrain_updates: int = number(0, least=0)  # offline updates before going online
+    offline_batch_ratio: float = number(0.0, least=0, most=1)  # share of prior data in every batch while online
     phases: dict[str, Phase] = field(default_factory=dict)
 
 
