@@ -28,6 +28,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from rlx.allocator import keep_freed_memory
 from rlx.callbacks.bus import Callback, CallbackBus
 from rlx.checkpoint import CheckpointStore, DamagedCheckpoint, find_checkpoint, read_folder
 from rlx.config import (
@@ -59,7 +60,6 @@ from rlx.files import read_bounded, write_atomically
 from rlx.given import NOTHING, DataLike, EnvLike, Given, check_given, objects_of
 from rlx.learner import Allocation, Learner
 from rlx.memory import available_memory, enough_memory, memory_errors
-from rlx.nn import keep_freed_memory
 from rlx.overrides import from_values, take_trust, with_config_dir
 from rlx.paths import conf_dir
 from rlx.policy import Policy
