@@ -132,7 +132,7 @@ MUTANTS: dict[str, list[Mutant]] = {
         ("cut[-1] = True", "cut[-1] = cut[-1]", "the last step bootstraps from itself"),
     )
     + of(
-        "nn.py",
+        "nn/optim.py",
         ("torch._foreach_add_(root, self.eps)", "torch._foreach_add_(root, 0.0)", "RMSprop without eps"),
         ("value=1.0 - self.decay", "value=self.decay", "RMSprop's mean square"),
     ),
@@ -227,13 +227,16 @@ MUTANTS: dict[str, list[Mutant]] = {
         ("-float(spec.action_dim)", "float(spec.action_dim)", "sign of the target entropy"),
     )
     + of(
-        "batchrenorm.py",
-        ("found, MOMENTUM)", "found, 1.0 - MOMENTUM)", "statistics of the last batch"),
+        "nn/fused.py",
         (".clamp(1.0 / R_MAX, R_MAX)", ".clamp(0.0, 1e9)", "r is not bounded"),
         (".clamp(-D_MAX, D_MAX)", "", "d is not bounded"),
         ("square_().mean(1, keepdim=True)", "square_().sum(1, keepdim=True) / (x.shape[1] - 1)", "sample variance"),
         ("(mean - layer.mean) * running", "(layer.mean - mean) * running", "sign of d"),
         ("by_square = scale_grad * scale", "by_square = 0.0 * scale", "no gradient through the variance"),
+    )
+    + of(
+        "nn/norm.py",
+        ("found, MOMENTUM)", "found, 1.0 - MOMENTUM)", "statistics of the last batch"),
     ),
     "redq": of(
         "algos/redq.py",
@@ -277,15 +280,18 @@ MUTANTS: dict[str, list[Mutant]] = {
         "algos/bc.py",
         ("(pi - action).square()", "(pi - action).abs()", "another error"),
         ("loss = -log_prob.mean()", "loss = log_prob.mean()", "away from the data"),
+        ("self._learn(self.normalize(batch.obs)", "self._learn(batch.obs", "learns from raw observations"),
+        ("obs = self.normalize(obs)", "obs = obs", "acts on raw observations"),
+        ("elif cfg.gaussian:", "elif not cfg.gaussian:", "the flag is inverted"),
+    )
+    + of(
+        "nn/heads.py",
         ("- self.log_std).detach()", "- self.log_std)", "no gradient beyond the bound"),
         ("DiagGaussian(torch.tanh(self.net(obs)), bounded)", "DiagGaussian(self.net(obs), bounded)", "no tanh"),
         (".sample().clamp_(-1.0, 1.0)", ".sample()", "samples leave the box"),
         ("plain_mlp(obs, self.net.layers(), self.net.activation)", "self.net(obs)", "dropout when acting"),
-        ("self._learn(self.normalize(batch.obs)", "self._learn(batch.obs", "learns from raw observations"),
-        ("obs = self.normalize(obs)", "obs = obs", "acts on raw observations"),
         ("(-5.0, 2.0)", "(-20.0, 2.0)", "no floor of the std"),
         ("choice.sample() if explore else choice.mode()", "choice.mode()", "no exploration"),
-        ("elif cfg.gaussian:", "elif not cfg.gaussian:", "the flag is inverted"),
         ("self.log_std.clamp(*self.log_std_range)).sample()", "self.log_std).sample()", "acts with an unbounded std"),
         ("if not explore:\n            return mean", "if explore:\n            return mean", "explores the other way"),
     ),
@@ -328,7 +334,7 @@ MUTANTS: dict[str, list[Mutant]] = {
         (TARGET, *ONE_STEP),
     )
     + of(
-        "vae.py",
+        "nn/vae.py",
         ("latent.clamp_(-LATENT_CLIP, LATENT_CLIP)", "latent", "latents are not clipped"),
         ("error + kl_weight * kl", "error + kl", "kl_weight is ignored"),
         ("- 2.0 * log_std - 1.0", "+ 2.0 * log_std - 1.0", "another divergence"),

@@ -23,9 +23,8 @@ from rlx.algos.ppo import (
     standardized,
 )
 from rlx.compiling import compilable
-from rlx.distributions import Perceptron, Policy
 from rlx.learner import ActorCriticConfig, Learner
-from rlx.nn import RMSprop
+from rlx.nn import ActionHead, Perceptron, RMSprop
 from rlx.types import Metrics, Rollout, Spec
 
 
@@ -70,7 +69,7 @@ class A2C(Learner):
             cfg, max_grad_norm="positive", eps="positive", gae_lambda="in [0, 1]", square_decay="in [0, 1)",
             value_coef="0 or more",
         )  # fmt: skip
-        self.policy = Policy(spec, cfg.actor_layers, cfg.activation, cfg.log_std_init)
+        self.policy = ActionHead(spec, cfg.actor_layers, cfg.activation, cfg.log_std_init)
         self.critic = Perceptron([spec.obs_dim, *cfg.critic_layers, 1], cfg.activation, final_gain=1.0)
         if cfg.normalize_obs:
             self.register_buffer("obs_count", torch.zeros((), dtype=torch.int64))

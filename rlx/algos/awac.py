@@ -18,12 +18,11 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-from rlx.algos.bc import GaussianPolicy
 from rlx.algos.td3_bc import critic_loss
 from rlx.compiling import compilable
 from rlx.errors import require
 from rlx.learner import ActorCriticConfig, Learner
-from rlx.nn import Adam, Critic, polyak, target_of
+from rlx.nn import Adam, BoundedGaussian, Critic, polyak, target_of
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
@@ -79,7 +78,7 @@ class AWAC(Learner):
         decay = cfg.actor_weight_decay
         require(decay >= 0.0, f"algo.actor_weight_decay is {decay}; use 0 for none or more, as 1e-4.")
         self.temperature = temperature
-        self.policy = GaussianPolicy(spec.obs_dim, spec.action_dim, cfg.actor_layers, log_std_range=(-6.0, 0.0))
+        self.policy = BoundedGaussian(spec.obs_dim, spec.action_dim, cfg.actor_layers, log_std_range=(-6.0, 0.0))
         self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.critic_layers)
         self.target_critic = target_of(self.critic)
         self.online, self.targets = list(self.critic.parameters()), list(self.target_critic.parameters())

@@ -23,10 +23,9 @@ from rlx.algos.td3_bc import critic_loss
 from rlx.compiling import compilable
 from rlx.errors import require
 from rlx.learner import ActorCriticConfig, Learner
-from rlx.nn import Adam, Critic, DeterministicActor, polyak, target_of
+from rlx.nn import VAE, Adam, Critic, Deterministic, by_blocks, polyak, target_of, vae_loss
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
-from rlx.vae import VAE, by_blocks, vae_loss
 
 
 @dataclass
@@ -79,7 +78,7 @@ class BCQ(Learner):
             require(getattr(cfg, name) >= 1, f"algo.{name} is {getattr(cfg, name)}; use 1 or more, as algo.{name}=10.")
         obs_dim, action_dim = spec.obs_dim, spec.action_dim
         self.vae = VAE(obs_dim, action_dim, cfg.vae_hidden)
-        self.policy = DeterministicActor(obs_dim + action_dim, action_dim, cfg.actor_layers)  # xi(s, b)
+        self.policy = Deterministic(obs_dim + action_dim, action_dim, cfg.actor_layers)  # xi(s, b)
         self.critic = Critic(obs_dim, action_dim, cfg.critic_layers)
         self.target_policy, self.target_critic = target_of(self.policy), target_of(self.critic)
         self.register_buffer("eval_latents", self.vae.draw(cfg.eval_candidates))
@@ -104,7 +103,7 @@ class BCQ(Learner):
         best = self.critic(rows, action, members=slice(1)).view(len(latents), -1).argmax(0)
         return action.view(len(latents), *obs.shape[:1], -1)[best, torch.arange(len(obs), device=obs.device)]
 
-    def _propose(self, obs: Tensor, latent: Tensor, actor: DeterministicActor) -> tuple[Tensor, Tensor]:
+    def _propose(self, obs: Tensor, latent: Tensor, actor: Deterministic) -> tuple[Tensor, Tensor]:
         """Perturbed actions of the behaviour model, and their perturbations in [-1, 1]."""
         with torch.no_grad():
             action = torch.tanh(self.vae.decode(obs, latent))

@@ -31,10 +31,9 @@ from rlx.algos.td3_bc import critic_loss
 from rlx.compiling import compilable
 from rlx.errors import require
 from rlx.learner import ActorCriticConfig, Learner
-from rlx.nn import Adam, Critic, GaussianActor, polyak, target_of
+from rlx.nn import VAE, Adam, Critic, SquashedGaussian, by_blocks, polyak, target_of, vae_loss
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
-from rlx.vae import VAE, by_blocks, vae_loss
 
 LOG_MULTIPLIER_MIN, LOG_MULTIPLIER_MAX = -5.0, 10.0
 
@@ -111,7 +110,7 @@ class BEAR(Learner):
         super().__init__(cfg, spec)
         check(cfg)
         self.vae = VAE(spec.obs_dim, spec.action_dim, cfg.vae_hidden)
-        self.policy = GaussianActor(spec.obs_dim, spec.action_dim, cfg.actor_layers)
+        self.policy = SquashedGaussian(spec.obs_dim, spec.action_dim, cfg.actor_layers)
         self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.critic_layers)
         self.target_policy, self.target_critic = target_of(self.policy), target_of(self.critic)
         self.log_multiplier = torch.nn.Parameter(torch.tensor(math.log(cfg.multiplier)))

@@ -25,7 +25,7 @@ from rlx.algos.td3_bc import critic_loss
 from rlx.compiling import compilable
 from rlx.errors import require
 from rlx.learner import ActorCriticConfig, Learner
-from rlx.nn import Adam, Critic, GaussianActor, polyak, squashed_sample, target_of
+from rlx.nn import Adam, Critic, SquashedGaussian, polyak, squashed_sample, target_of
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
@@ -96,7 +96,7 @@ class CQL(Learner):
             threshold is None or threshold >= 0.0,
             f"algo.lagrange_threshold is {threshold}; use 0 or more, as 5, or null for a fixed weight.",
         )
-        self.policy = GaussianActor(spec.obs_dim, spec.action_dim, cfg.actor_layers)
+        self.policy = SquashedGaussian(spec.obs_dim, spec.action_dim, cfg.actor_layers)
         self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.critic_layers)
         self.target_critic = target_of(self.critic)
         self.online, self.targets = list(self.critic.parameters()), list(self.target_critic.parameters())

@@ -6,7 +6,7 @@
     actor        min alpha * log pi(a|s) - min_i Q_i(s, a),  a ~ pi(s);  every `policy_delay` updates
 
 So the statistics of a batch are those of both actions, which is what lets the target networks go. a' and the Q of the
-actor's loss use the running statistics (see batchrenorm.py). Wide critics, a large learning rate and a small beta1 of
+actor's loss use the running statistics (see rlx/nn/norm.py). Wide critics, a large learning rate and a small beta1 of
 Adam (of actor and critics; the temperature has the usual one) belong to the method.
 """
 
@@ -19,11 +19,10 @@ import torch
 from torch import Tensor
 
 from rlx.algos.sac import actor_loss, alpha_loss, critic_loss
-from rlx.batchrenorm import RenormMLP
 from rlx.compiling import compilable
 from rlx.errors import require
 from rlx.learner import ActorCriticConfig, Learner
-from rlx.nn import Adam, SquashedSample, gaussian, noise_like, squashed_sample
+from rlx.nn import Adam, RenormMLP, SquashedSample, gaussian, noise_like, squashed_sample
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
@@ -44,7 +43,7 @@ class CrossQConfig(ActorCriticConfig):
     renorm_warmup: int = 100_000  # passes of a network before batch renormalisation; plain batch normalisation so far
 
 
-class Actor(torch.nn.Module):
+class RenormGaussian(torch.nn.Module):
     """A tanh-Gaussian policy on a batch-renormalised network."""
 
     def __init__(self, obs_dim: int, action_dim: int, hidden: list[int]):
@@ -85,7 +84,7 @@ class CrossQ(Learner):
         require(cfg.policy_delay >= 1, f"algo.policy_delay is {cfg.policy_delay}; use 1 or more, as 3.")
         require(cfg.renorm_warmup >= 0, f"algo.renorm_warmup is {cfg.renorm_warmup}; use 0 or more, as 100000.")
         require(cfg.batch_size >= 2, f"algo.batch_size is {cfg.batch_size}; statistics of a batch need 2 or more.")
-        self.policy = Actor(spec.obs_dim, spec.action_dim, cfg.actor_layers)
+        self.policy = RenormGaussian(spec.obs_dim, spec.action_dim, cfg.actor_layers)
         self.critic = RenormMLP([spec.obs_dim + spec.action_dim, *cfg.critic_layers, 1], ensemble=2)
         self.log_alpha = torch.nn.Parameter(torch.tensor(math.log(cfg.alpha)))
         self.target_entropy = -float(spec.action_dim) if cfg.target_entropy is None else cfg.target_entropy

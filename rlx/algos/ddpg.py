@@ -20,7 +20,7 @@ from rlx.algos.td3_bc import critic_loss
 from rlx.compiling import compilable
 from rlx.errors import require
 from rlx.learner import ActorCriticConfig, Learner
-from rlx.nn import Adam, Critic, DeterministicActor, polyak, target_of
+from rlx.nn import Adam, Critic, Deterministic, polyak, target_of
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
@@ -45,7 +45,7 @@ class DDPG(Learner):
         require(0.0 < cfg.tau <= 1.0, f"algo.tau is {cfg.tau}; it has to be in (0, 1], for example algo.tau=0.005.")
         noise = cfg.exploration_noise
         require(noise >= 0.0, f"algo.exploration_noise is {noise}; use 0 for none, or more.")
-        self.policy = DeterministicActor(spec.obs_dim, spec.action_dim, cfg.actor_layers)
+        self.policy = Deterministic(spec.obs_dim, spec.action_dim, cfg.actor_layers)
         self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.critic_layers, n=1)
         self.target_policy, self.target_critic = target_of(self.policy), target_of(self.critic)
         self.online = [*self.policy.parameters(), *self.critic.parameters()]

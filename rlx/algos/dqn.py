@@ -19,10 +19,9 @@ import torch
 from torch import Tensor
 
 from rlx.compiling import compilable
-from rlx.distributions import Perceptron
 from rlx.errors import require
 from rlx.learner import AlgoConfig, Learner
-from rlx.nn import Adam, initialize, polyak, target_of
+from rlx.nn import Adam, Perceptron, initialize, polyak, target_of
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 

@@ -21,12 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlx.algos.bc import GaussianPolicy
 from rlx.algos.td3_bc import critic_loss
 from rlx.compiling import compilable
 from rlx.errors import require
 from rlx.learner import ActorCriticConfig, Learner
-from rlx.nn import MLP, Adam, Critic, polyak, target_of
+from rlx.nn import MLP, Adam, BoundedGaussian, Critic, polyak, target_of
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
@@ -87,7 +86,7 @@ class IQL(Learner):
             f"algo.actor_decay_updates is {cfg.actor_decay_updates}; give 1 or more, or null for no decay.",
         )
         start: dict[str, Any] = {"init": "orthogonal", "final_gain": math.sqrt(2.0)}
-        self.policy = GaussianPolicy(spec.obs_dim, spec.action_dim, cfg.actor_layers, dropout=cfg.dropout, **start)
+        self.policy = BoundedGaussian(spec.obs_dim, spec.action_dim, cfg.actor_layers, dropout=cfg.dropout, **start)
         self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.critic_layers, **start)
         self.target_critic = target_of(self.critic)
         self.online, self.targets = list(self.critic.parameters()), list(self.target_critic.parameters())

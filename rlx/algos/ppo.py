@@ -24,10 +24,9 @@ import torch
 from torch import Tensor
 
 from rlx.compiling import compilable
-from rlx.distributions import Perceptron, Policy
 from rlx.errors import require
 from rlx.learner import ActorCriticConfig, AlgoConfig, Learner
-from rlx.nn import Adam
+from rlx.nn import ActionHead, Adam, Perceptron
 from rlx.returns import gae
 from rlx.types import Metrics, Rollout, Spec
 
@@ -89,7 +88,7 @@ def running_moments(x: Tensor, mean: Tensor, std: Tensor, count: Tensor) -> None
 class ActorCritic(Protocol):
     """What `experience` asks of a learner."""
 
-    policy: Policy
+    policy: ActionHead
     critic: Perceptron
 
     @property
@@ -177,7 +176,7 @@ class PPO(Learner):
             cfg, max_grad_norm="positive", clip_range="positive", clip_range_value="positive", target_kl="positive",
             epochs="1 or more", gae_lambda="in [0, 1]", value_coef="0 or more",
         )  # fmt: skip
-        self.policy = Policy(spec, cfg.actor_layers, cfg.activation, cfg.log_std_init)
+        self.policy = ActionHead(spec, cfg.actor_layers, cfg.activation, cfg.log_std_init)
         self.critic = Perceptron([spec.obs_dim, *cfg.critic_layers, 1], cfg.activation, final_gain=1.0)
         if cfg.normalize_obs:
             self.register_buffer("obs_count", torch.zeros((), dtype=torch.int64))

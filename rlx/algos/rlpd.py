@@ -23,7 +23,7 @@ from rlx.algos.sac import actor_loss, alpha_loss, critic_loss
 from rlx.compiling import compilable
 from rlx.errors import require
 from rlx.learner import ActorCriticConfig, Learner
-from rlx.nn import Adam, Critic, GaussianActor, polyak, target_of
+from rlx.nn import Adam, Critic, SquashedGaussian, polyak, target_of
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
@@ -60,7 +60,7 @@ class RLPD(Learner):
             f"algo.subset is {cfg.subset} of algo.critics={cfg.critics}; take between 1 and {cfg.critics} of them.",
         )
         require(cfg.policy_delay >= 1, f"algo.policy_delay is {cfg.policy_delay}; use 1 or more, as 20.")
-        self.policy = GaussianActor(spec.obs_dim, spec.action_dim, cfg.actor_layers, init="xavier")
+        self.policy = SquashedGaussian(spec.obs_dim, spec.action_dim, cfg.actor_layers, init="xavier")
         self.critic = Critic(
             spec.obs_dim, spec.action_dim, cfg.critic_layers, cfg.critics, cfg.layer_norm, init="xavier"
         )

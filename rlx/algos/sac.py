@@ -21,7 +21,7 @@ from torch import Tensor
 from rlx.compiling import compilable
 from rlx.errors import require
 from rlx.learner import ActorCriticConfig, Learner
-from rlx.nn import Adam, Critic, GaussianActor, polyak, target_of
+from rlx.nn import Adam, Critic, SquashedGaussian, polyak, target_of
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
@@ -66,7 +66,7 @@ class SAC(Learner):
         super().__init__(cfg, spec)
         require(0.0 < cfg.tau <= 1.0, f"algo.tau is {cfg.tau}; it has to be in (0, 1], for example algo.tau=0.005.")
         require(cfg.alpha > 0.0, f"algo.alpha is {cfg.alpha}; a temperature is positive, for example algo.alpha=0.2.")
-        self.policy = GaussianActor(spec.obs_dim, spec.action_dim, cfg.actor_layers)
+        self.policy = SquashedGaussian(spec.obs_dim, spec.action_dim, cfg.actor_layers)
         self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.critic_layers)
         self.target_critic = target_of(self.critic)
         self.online, self.targets = list(self.critic.parameters()), list(self.target_critic.parameters())

@@ -18,7 +18,7 @@ from rlx.algos.td3_bc import critic_loss, smoothed
 from rlx.compiling import compilable
 from rlx.errors import require
 from rlx.learner import ActorCriticConfig, Learner
-from rlx.nn import Adam, Critic, DeterministicActor, polyak, target_of
+from rlx.nn import Adam, Critic, Deterministic, polyak, target_of
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
@@ -59,7 +59,7 @@ class TD3(Learner):
         for field in ("target_noise", "target_noise_clip", "exploration_noise"):
             value = getattr(cfg, field)
             require(value >= 0.0, f"algo.{field} is {value}; use 0 for none, or more.")
-        self.policy = DeterministicActor(spec.obs_dim, spec.action_dim, cfg.actor_layers)
+        self.policy = Deterministic(spec.obs_dim, spec.action_dim, cfg.actor_layers)
         self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.critic_layers)
         self.target_policy, self.target_critic = target_of(self.policy), target_of(self.critic)
         self.online = [*self.policy.parameters(), *self.critic.parameters()]

@@ -25,7 +25,7 @@ from rlx.algos.sac import actor_loss, alpha_loss
 from rlx.compiling import compilable
 from rlx.errors import require
 from rlx.learner import ActorCriticConfig, Learner
-from rlx.nn import MLP, Adam, GaussianActor, polyak, target_of
+from rlx.nn import MLP, Adam, SquashedGaussian, polyak, target_of
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
@@ -111,7 +111,7 @@ class TQC(Learner):
             0 <= cfg.dropped < cfg.quantiles,
             f"algo.dropped is {cfg.dropped} of algo.quantiles={cfg.quantiles}; drop at least 0 and keep at least 1.",
         )
-        self.policy = GaussianActor(spec.obs_dim, spec.action_dim, cfg.actor_layers)
+        self.policy = SquashedGaussian(spec.obs_dim, spec.action_dim, cfg.actor_layers)
         self.critic = QuantileCritic(spec.obs_dim, spec.action_dim, cfg.critic_layers, cfg.critics, cfg.quantiles)
         self.target_critic = target_of(self.critic)
         self.online, self.targets = list(self.critic.parameters()), list(self.target_critic.parameters())

@@ -27,9 +27,8 @@ from rlx.algos.ppo import (
     standardized,
 )
 from rlx.compiling import compilable
-from rlx.distributions import Perceptron, Policy
 from rlx.learner import ActorCriticConfig, Learner
-from rlx.nn import Adam
+from rlx.nn import ActionHead, Adam, Perceptron
 from rlx.types import Metrics, Rollout, Spec
 
 
@@ -85,7 +84,7 @@ class TRPO(Learner):
             cfg, max_kl="positive", epochs="1 or more", cg_iterations="1 or more", cg_damping="0 or more",
             line_search_steps="1 or more", line_search_shrink="in (0, 1]", gae_lambda="in [0, 1]",
         )  # fmt: skip
-        self.policy = Policy(spec, cfg.actor_layers, cfg.activation, cfg.log_std_init)
+        self.policy = ActionHead(spec, cfg.actor_layers, cfg.activation, cfg.log_std_init)
         self.critic = Perceptron([spec.obs_dim, *cfg.critic_layers, 1], cfg.activation, final_gain=1.0)
         if cfg.normalize_obs:
             self.register_buffer("obs_count", torch.zeros((), dtype=torch.int64))
