@@ -18,10 +18,12 @@ from gymnasium import spaces
 from omegaconf import MISSING
 
 from rlx.config import PYTHON, trusted
+from rlx.envs.observations import FlattenGoal, boxes_of, with_arrays
 from rlx.envs.vector import AsyncEnvs, EnvFault, NativeEnvs, SyncEnvs, VectorEnv, said
 from rlx.errors import UserError, nearest, require, shown
+from rlx.fields import check_number, check_numbers, number
 from rlx.system import usable_cpus
-from rlx.types import Goal, Spec
+from rlx.types import Box, Goal, Spec
 
 # What vectorization=auto goes by (benchmarks/env_throughput.py):
 NATIVE_FROM = 8  # envs from which a native implementation is the faster one
@@ -41,39 +43,12 @@ class EnvConfig:
     _target_: str = "rlx.envs.factory.make_vector_env"
     id: str = MISSING  # a registered id, or module:Id to import the module first
     kwargs: dict[str, Any] = field(default_factory=dict)  # passed to gymnasium.make
-    num_envs: int = 1  # environments stepped together
+    num_envs: int = number(1, least=1)  # environments stepped together
     vectorization: str = "auto"  # sync: in this process, async: a process each, native: the env's own, auto: the faster
-    step_timeout: float | None = None  # seconds that a step or a reset of an async env may take; null: no limit
-    max_episode_steps: int | None = None  # another time limit than the registered one
+    step_timeout: float | None = number(None, above=0)  # seconds for a step or a reset of an async env; null: no limit
+    max_episode_steps: int | None = number(None, least=1)  # another time limit than the registered one
     dataset_id: str | None = None  # the Minari dataset that dataset=minari means for this env
     extra: str | None = None  # the extra of rlx that brings its dependencies
-
-
-class FlattenGoal(gym.ObservationWrapper):
-    """A goal env's dict as one vector: [observation | achieved_goal | desired_goal]; success is always `is_success`."""
-
-    def __init__(self, env: gym.Env):
-        super().__init__(env)
-        parts: Any = env.observation_space
-        size = sum(int(np.prod(parts[k].shape)) for k in ("observation", "achieved_goal", "desired_goal"))
-        self.observation_space = spaces.Box(-np.inf, np.inf, (size,), np.float32)
-
-    def observation(self, observation: dict[str, np.ndarray]) -> np.ndarray:
-        parts = (observation["observation"], observation["achieved_goal"], observation["desired_goal"])
-        return np.concatenate([np.ravel(p) for p in parts]).astype(np.float32)
-
-    def step(self, action: Any) -> tuple[np.ndarray, Any, bool, bool, dict[str, Any]]:
-        observation, reward, terminated, truncated, info = self.env.step(action)
-        if "success" in info:  # what the mazes of gymnasium-robotics call it
-            info.setdefault("is_success", info["success"])
-        return self.observation(observation), reward, terminated, truncated, info
-
-
-def is_goal_space(space: spaces.Space) -> bool:
-    """Has it goals that are arrays? Those that are dicts, as FrankaKitchen's, are flattened like any other dict."""
-    if not isinstance(space, spaces.Dict):
-        return False
-    return all(isinstance(space.get(k), spaces.Box) for k in ("observation", "achieved_goal", "desired_goal"))
 
 
 def from_python(cfg: EnvConfig) -> gym.Env:
@@ -91,9 +66,9 @@ def from_python(cfg: EnvConfig) -> gym.Env:
 
 
 def make_env(cfg: EnvConfig, trust: Sequence[str] = (), **kwargs: Any) -> gym.Env:
-    """One environment whose observations are a single array; `trust` are the modules that an id may have imported."""
+    """One environment, with observations as arrays; `trust` are the modules that an id may have imported."""
     if cfg.id.startswith(PYTHON):
-        return _single_array(from_python(cfg))
+        return with_arrays(from_python(cfg))
     limit = {"max_episode_steps": cfg.max_episode_steps} if cfg.max_episode_steps else {}
     if not re.fullmatch(r"([\w.]+:)?[\w./-]+", cfg.id):
         raise UserError(f"env.id={cfg.id!r} is no id of an environment; give one such as env.id=Pendulum-v1.")
@@ -128,21 +103,12 @@ def make_env(cfg: EnvConfig, trust: Sequence[str] = (), **kwargs: Any) -> gym.En
         ) from error
     except Exception as error:
         raise _broken(cfg, error) from error
-    return _single_array(env)
+    return with_arrays(env)
 
 
 def _broken(cfg: EnvConfig, error: Exception) -> EnvFault:
     """An env whose own constructor fails."""
     return EnvFault(f"{cfg.id} cannot be made: it {said(error)}.", traceback.format_exc())
-
-
-def _single_array(env: gym.Env) -> gym.Env:
-    space = env.observation_space
-    if is_goal_space(space):
-        return FlattenGoal(env)
-    if not isinstance(space, spaces.Box) or len(space.shape) not in (1, 3):  # vectors and images stay as they are
-        return gym.wrappers.FlattenObservation(env)
-    return env
 
 
 def probe(env: gym.Env, cfg: EnvConfig) -> None:
@@ -176,11 +142,18 @@ def _unknown(env_id: str, error: Exception) -> str:
 def spec_of(env: gym.Env, env_id: str) -> Spec:
     """Read the Spec off an environment made by `make_env`."""
     obs_space, action_space = env.observation_space, env.action_space
-    image = len(obs_space.shape or ()) == 3
+    if not isinstance(obs_space, spaces.Box | spaces.Dict):
+        raise UserError(
+            f"{env_id} has the observation space {obs_space}, which cannot be flattened to a vector; wrap it so that "
+            "it has a Box, Discrete, MultiDiscrete, MultiBinary, Tuple or Dict observation space."
+        )
+    boxes = boxes_of(obs_space)
+    single = boxes if isinstance(boxes, Box) else Box((), "float32")
     common: dict[str, Any] = {
         "env_id": env_id,
-        "obs_shape": tuple(int(n) for n in obs_space.shape or ()),
-        "obs_dtype": "uint8" if image and obs_space.dtype == np.uint8 else "float32",
+        "obs_shape": single.shape,
+        "obs_dtype": single.dtype,
+        "boxes": tuple(boxes.items()) if isinstance(boxes, dict) else (),
         "episode_limit": getattr(env.spec, "max_episode_steps", None),
         "goal": _goal_of(env),
     }
@@ -216,14 +189,13 @@ def _goal_of(env: gym.Env) -> Goal | None:
 def make_vector_env(cfg: EnvConfig, num_envs: int | None = None, trust: Sequence[str] = ()) -> VectorEnv:
     """`num_envs` environments (default: as configured) behind one interface; `trust` as in `make_env`."""
     n = cfg.num_envs if num_envs is None else num_envs
-    if n < 1:
-        raise UserError(f"env.num_envs={n} is not possible; give at least 1.")
+    check_numbers(cfg, "env")
+    check_number(cfg, "num_envs", n, "env")
     kind, limit = cfg.vectorization, cfg.step_timeout
     most = MOST_ENVS.get(kind, max(MOST_ENVS.values()))
     if n > most:
         raise UserError(f"env.num_envs={n} is more than rlx makes with env.vectorization={kind}; give at most {most}.")
     if limit is not None:
-        require(limit > 0, f"env.step_timeout={limit} must be above 0; null means no limit.")
         require(
             kind in ("async", "auto"),
             f"env.step_timeout={limit} needs env.vectorization=async: only a process of its own can be ended.",

@@ -27,10 +27,14 @@ from typing import Any, NamedTuple, Protocol
 
 import gymnasium as gym
 import numpy as np
+from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from gymnasium.vector.async_vector_env import AsyncState
 
+from rlx.envs.observations import boxes_of
 from rlx.errors import RunFailed, UserError
+from rlx.obs import map_obs, row_like, rows_of, take_rows, zeros_obs
+from rlx.types import ObsArray
 
 PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal to get when the parent ends
 FLOAT32_MAX = float(np.finfo(np.float32).max)
@@ -52,9 +56,11 @@ class NonFiniteAction(RunFailed):
         super().__init__(f"The policy's actions are not finite: {_shown(action)}.")
 
 
-def is_finite(x: np.ndarray) -> bool:
+def is_finite(x: ObsArray) -> bool:
     """Are all numbers finite as float32, in which buffers keep them? The sum of squares tells, unless it is large."""
-    return x.dtype.kind != "f" or np.vdot(x, x) < FLOAT32_MAX or bool((np.abs(x) <= FLOAT32_MAX).all())
+    if isinstance(x, dict):
+        return all(is_finite(part) for part in x.values())
+    return x.dtype.kind != "f" or bool(np.vdot(x, x) < FLOAT32_MAX) or bool((np.abs(x) <= FLOAT32_MAX).all())
 
 
 def said(error: BaseException) -> str:
@@ -102,21 +108,30 @@ class Lanes:
             f"{self.name}, lane {lane}: {call} of the episode with seed {self._seeds[lane]} {problem}", trace
         )
 
-    def check_first(self, obs: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
-        for i, first in obs.items():
+    def check_first(self, obs: dict[int, Any]) -> dict[int, Any]:
+        for lane, first in obs.items():
             if not is_finite(first):
-                raise self.fault(i, f"gave the observation {_shown(first)}")
+                raise self.fault(lane, f"gave the observation {_bad_part(first)}")
         return obs
 
     def check(self, step: Step) -> Step:
         obs, reward = step.next_obs, step.reward
-        if obs.dtype.kind == "f" and np.vdot(obs, obs) + reward.dot(reward) < FLOAT32_MAX:  # nearly always, and quick
+        quick = not isinstance(obs, dict) and obs.dtype.kind == "f"
+        if quick and np.vdot(obs, obs) + reward.dot(reward) < FLOAT32_MAX:  # nearly always
             return step
         if is_finite(obs) and is_finite(reward):
             return step
-        lane = next(i for i in range(len(obs)) if not (is_finite(obs[i]) and is_finite(reward[i])))
-        what = f"reward {reward[lane]}" if is_finite(obs[lane]) else f"observation {_shown(obs[lane])}"
+        lane = next(i for i in range(len(reward)) if not (is_finite(take_rows(obs, i)) and is_finite(reward[i])))
+        seen = take_rows(obs, lane)
+        what = f"reward {reward[lane]}" if is_finite(seen) else f"observation {_bad_part(seen)}"
         raise self.fault(lane, f"gave the {what}")
+
+
+def _bad_part(obs: ObsArray) -> str:
+    """The observation, or the first part of it, that is not finite."""
+    if not isinstance(obs, dict):
+        return _shown(obs)
+    return next(f"{name}={_shown(part)}" for name, part in obs.items() if not is_finite(part))
 
 
 def _shown(array: np.ndarray) -> str:
@@ -127,7 +142,7 @@ def _shown(array: np.ndarray) -> str:
 class Step(NamedTuple):
     """What one step of N envs gave. The arrays are reused by the next step: copy what you keep."""
 
-    next_obs: np.ndarray  # [N, *obs_shape]; final observations where an episode ended
+    next_obs: Any  # an ObsArray, [N, *shape]; final observations where an episode ended
     reward: np.ndarray  # [N] float64, raw
     terminated: np.ndarray  # [N] bool
     truncated: np.ndarray  # [N] bool
@@ -138,10 +153,10 @@ class VectorEnv(Protocol):
     """N environments, stepped together, reset one by one."""
 
     num_envs: int
-    action_space: gym.Space  # of one env
+    action_space: gym.Space[Any]  # of one env
 
-    def reset(self, seeds: dict[int, int]) -> dict[int, np.ndarray]:
-        """Reset env i with seed seeds[i]; the first observations."""
+    def reset(self, seeds: dict[int, int]) -> dict[int, Any]:
+        """Reset env i with seed seeds[i]; the first observations, one of each, which are the caller's."""
 
     def step(self, actions: Sequence[Any]) -> Step:
         """One action for each env, in env units."""
@@ -157,20 +172,20 @@ class SyncEnvs:
         self.num_envs = n = len(self.envs)
         self._lanes = Lanes(name, n)
         self.action_space = self.envs[0].action_space
-        space = self.envs[0].observation_space
-        dtype = np.uint8 if space.dtype == np.uint8 and len(space.shape or ()) == 3 else np.float32
-        self._obs = np.zeros((n, *(space.shape or ())), dtype)
+        self._obs = zeros_obs(boxes_of(self.envs[0].observation_space), n)
+        self._rows = rows_of(self._obs)
         self._reward = np.zeros(n)
         self._terminated = np.zeros(n, bool)
         self._truncated = np.zeros(n, bool)
         self._infos: list[dict[str, Any]] = [{} for _ in range(n)]
+        self._step = Step(self._obs, self._reward, self._terminated, self._truncated, self._infos)
 
-    def reset(self, seeds: dict[int, int]) -> dict[int, np.ndarray]:
+    def reset(self, seeds: dict[int, int]) -> dict[int, Any]:
         self._lanes.begin(seeds)
         found = {}
         for i, seed in seeds.items():
             try:
-                found[i] = np.asarray(self.envs[i].reset(seed=seed)[0], self._obs.dtype)
+                found[i] = row_like(self._obs, self.envs[i].reset(seed=seed)[0])
             except (Exception, SystemExit) as error:
                 raise self._lanes.fault(i, said(error), traceback.format_exc()) from error
         return self._lanes.check_first(found)
@@ -180,12 +195,12 @@ class SyncEnvs:
         i = 0
         try:
             for i, env in enumerate(self.envs):
-                self._obs[i], self._reward[i], self._terminated[i], self._truncated[i], self._infos[i] = env.step(
+                self._rows[i], self._reward[i], self._terminated[i], self._truncated[i], self._infos[i] = env.step(
                     actions[i]
                 )
         except (Exception, SystemExit) as error:
             raise self._lanes.fault(i, said(error), traceback.format_exc()) from error
-        return self._lanes.check(Step(self._obs, self._reward, self._terminated, self._truncated, self._infos))
+        return self._lanes.check(self._step)
 
     def close(self) -> None:
         for env in self.envs:
@@ -254,28 +269,28 @@ class AsyncEnvs:
         self._timeout = timeout  # seconds for a step or a reset
         self._failed = False
         try:
-            self._envs = Workers(sturdy, autoreset_mode=AutoresetMode.DISABLED, daemon=True)
+            self._envs = Workers(sturdy, copy=False, autoreset_mode=AutoresetMode.DISABLED, daemon=True)
         except (EOFError, OSError) as error:
             raise EnvFault(f"{name}: a process ended while it made its env ({error!r})") from error
         for process in self._envs.processes:  # by which the interpreter's exit would end them
             process._popen.terminate = process._popen.kill  # type: ignore[attr-defined]
         self.action_space = self._envs.single_action_space
-        space = self._envs.single_observation_space
-        self._dtype = np.uint8 if space.dtype == np.uint8 and len(space.shape or ()) == 3 else np.float32
+        self._obs = zeros_obs(boxes_of(self._envs.single_observation_space), self.num_envs)
 
-    def reset(self, seeds: dict[int, int]) -> dict[int, np.ndarray]:
+    def reset(self, seeds: dict[int, int]) -> dict[int, Any]:
         self._lanes.begin(seeds)
         mask = np.zeros(self.num_envs, bool)
         mask[list(seeds)] = True
         every = [seeds.get(i) for i in range(self.num_envs)]
         obs, _ = self._answered("reset", every, {"reset_mask": mask})
-        return self._lanes.check_first({i: np.asarray(obs[i], self._dtype) for i in seeds})
+        return self._lanes.check_first({i: row_like(self._obs, take_rows(obs, i)) for i in seeds})
 
     def step(self, actions: Sequence[Any]) -> Step:
         self._lanes.step()
         obs, reward, terminated, truncated, infos = self._answered("step", np.stack([np.asarray(a) for a in actions]))
         infos = _per_env(infos, self.num_envs)
-        return self._lanes.check(Step(np.asarray(obs, self._dtype), reward, terminated, truncated, infos))
+        map_obs(np.copyto, self._obs, obs)  # out of the shared memory, where the next reset writes
+        return self._lanes.check(Step(self._obs, reward, terminated, truncated, infos))
 
     def _answered(self, call: str, *args: Any) -> Any:
         """What all workers answer to a call; a fault of the first one that does not."""
@@ -363,9 +378,10 @@ class NativeEnvs:
     @classmethod
     def fits(cls, env: gym.vector.VectorEnv) -> bool:
         env.reset(seed=0)
-        return all(hasattr(env.unwrapped, part) for part in cls.PARTS)
+        vectors = isinstance(env.single_observation_space, spaces.Box) and len(env.single_observation_space.shape) == 1
+        return vectors and all(hasattr(env.unwrapped, part) for part in cls.PARTS)
 
-    def reset(self, seeds: dict[int, int]) -> dict[int, np.ndarray]:
+    def reset(self, seeds: dict[int, int]) -> dict[int, Any]:
         self._lanes.begin(seeds)
         inner: Any = self._env.unwrapped
         for i, seed in seeds.items():  # the draw that the single env makes
