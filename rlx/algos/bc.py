@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rlx.compiling import compilable
 from rlx.learner import AlgoConfig, Learner
+from rlx.losses import bc_loss, bc_nll_loss
 from rlx.nn import Adam, BoundedGaussian, Deterministic, DiscreteHead
 from rlx.types import Batch, Metrics, Spec
 
@@ -26,18 +27,6 @@ class BCConfig(AlgoConfig):
     name: str = "bc"
     lr: float = 1e-3
     gaussian: bool = False  # box actions: likelihood under a Gaussian instead of the squared error
-
-
-def bc_loss(pi: Tensor, action: Tensor) -> tuple[Tensor, Metrics]:
-    """Mean squared error of box actions [B, dim(A)]."""
-    loss = (pi - action).square().mean()
-    return loss, {"loss/bc": loss.detach()}
-
-
-def bc_nll_loss(log_prob: Tensor) -> tuple[Tensor, Metrics]:
-    """Negative log-likelihood of the data's actions, from their log-probabilities [B]."""
-    loss = -log_prob.mean()
-    return loss, {"loss/bc": loss.detach()}
 
 
 class BC(Learner):

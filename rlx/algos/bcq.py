@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rlx.algos.td3_bc import critic_loss
 from rlx.compiling import compilable
-from rlx.errors import require
+from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
+from rlx.losses import critic_loss, soft_min, with_noise
 from rlx.nn import VAE, Adam, Critic, Deterministic, by_blocks, polyak, target_of, vae_loss
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
@@ -36,18 +36,13 @@ class BCQConfig(ActorCriticConfig):
     critic_lr: float = 1e-3
     vae_lr: float = 1e-3
     vae_hidden: list[int] = field(default_factory=lambda: [750, 750])
-    kl_weight: float = 0.5  # of the latent's divergence against the reconstruction
-    phi: float = 0.05  # largest perturbation, in units of the largest action
-    lam: float = 0.75  # weight of the smaller critic in a target
-    candidates: int = 10  # actions per next state, and per state when collecting online
-    eval_candidates: int = 100  # actions per state at evaluation
-    tau: float = 0.005  # step of the target networks
-    exploration_noise: float = 0.1  # std of the noise when collecting online
-
-
-def soft_min(q: Tensor, lam: float) -> Tensor:
-    """lam * min + (1 - lam) * max over the critics, which come first."""
-    return torch.lerp(q.amax(0), q.amin(0), lam)
+    kl_weight: float = number(0.5, least=0)  # of the latent's divergence against the reconstruction
+    phi: float = number(0.05, least=0, most=1)  # largest perturbation, in units of the largest action
+    lam: float = number(0.75, least=0, most=1)  # weight of the smaller critic in a target
+    candidates: int = number(10, least=1)  # actions per next state, and per state when collecting online
+    eval_candidates: int = number(100, least=1, read_once=True)  # actions per state at evaluation
+    tau: float = number(0.005, above=0, most=1)  # step of the target networks
+    exploration_noise: float = number(0.1, least=0)  # std of the noise when collecting online
 
 
 def perturbed(action: Tensor, perturbation: Tensor, phi: float) -> Tensor:
@@ -69,13 +64,6 @@ class BCQ(Learner):
 
     def __init__(self, cfg: BCQConfig, spec: Spec):
         super().__init__(cfg, spec)
-        require(0.0 < cfg.tau <= 1.0, f"algo.tau is {cfg.tau}; it has to be in (0, 1], for example algo.tau=0.005.")
-        require(0.0 <= cfg.phi <= 1.0, f"algo.phi is {cfg.phi}; it has to be in [0, 1], for example algo.phi=0.05.")
-        require(0.0 <= cfg.lam <= 1.0, f"algo.lam is {cfg.lam}; it has to be in [0, 1], for example algo.lam=0.75.")
-        require(cfg.kl_weight >= 0.0, f"algo.kl_weight is {cfg.kl_weight}; use 0 or more, as algo.kl_weight=0.5.")
-        require(cfg.exploration_noise >= 0.0, f"algo.exploration_noise is {cfg.exploration_noise}; use 0 or more.")
-        for name in ("candidates", "eval_candidates"):
-            require(getattr(cfg, name) >= 1, f"algo.{name} is {getattr(cfg, name)}; use 1 or more, as algo.{name}=10.")
         obs_dim, action_dim = spec.obs_dim, spec.action_dim
         self.vae = VAE(obs_dim, action_dim, cfg.vae_hidden)
         self.policy = Deterministic(obs_dim + action_dim, action_dim, cfg.actor_layers)  # xi(s, b)
@@ -93,7 +81,7 @@ class BCQ(Learner):
         latents = self.vae.draw(self.cfg.candidates) if explore else self.eval_latents
         action = by_blocks(lambda block: self._best(block, latents), self.normalize(obs), len(latents))
         if explore:
-            action = (action + self.cfg.exploration_noise * torch.randn_like(action)).clamp(-1.0, 1.0)
+            action = with_noise(action, self.cfg.exploration_noise)
         return action
 
     def _best(self, obs: Tensor, latents: Tensor) -> Tensor:

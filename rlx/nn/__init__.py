@@ -12,13 +12,13 @@ from rlx.nn.heads import (
     first_log_std,
 )
 from rlx.nn.mlp import MLP, Perceptron, initialize
-from rlx.nn.norm import RenormMLP
+from rlx.nn.norm import OBS_CLIP, RenormMLP, running_moments
 from rlx.nn.optim import Adam, Optimizer, RMSprop, polyak, target_of
 from rlx.nn.vae import VAE, by_blocks, vae_loss
 
 __all__ = [
-    "MLP", "VAE", "ActionHead", "Adam", "BoundedGaussian", "Categorical", "Critic", "Deterministic", "DiagGaussian",
-    "DiscreteHead", "Distribution", "MultiCategorical", "Optimizer", "Perceptron", "RMSprop", "RenormMLP",
-    "SquashedGaussian", "SquashedSample", "by_blocks", "first_log_std", "gaussian", "initialize", "noise_like",
-    "plain_mlp", "polyak", "squashed_sample", "target_of", "vae_loss",
+    "MLP", "OBS_CLIP", "VAE", "ActionHead", "Adam", "BoundedGaussian", "Categorical", "Critic", "Deterministic",
+    "DiagGaussian", "DiscreteHead", "Distribution", "MultiCategorical", "Optimizer", "Perceptron", "RMSprop",
+    "RenormMLP", "SquashedGaussian", "SquashedSample", "by_blocks", "first_log_std", "gaussian", "initialize",
+    "noise_like", "plain_mlp", "polyak", "running_moments", "squashed_sample", "target_of", "vae_loss",
 ]  # fmt: skip

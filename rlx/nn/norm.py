@@ -25,6 +25,7 @@ from rlx.nn.fused import HandWrittenLearn, Layer, Renorm, fold, inverse_std, lea
 from rlx.nn.mlp import initialize
 
 MOMENTUM = 0.01  # of the running statistics
+OBS_CLIP = 10.0  # observations that are normalised by running moments stay within +-OBS_CLIP
 
 
 class RenormMLP(nn.Module):
@@ -66,3 +67,15 @@ class RenormMLP(nn.Module):
         with torch.no_grad():
             torch._foreach_lerp_([s for layer in layers for s in (layer.mean, layer.var)], found, MOMENTUM)
         return y
+
+
+@torch.no_grad()
+def running_moments(x: Tensor, mean: Tensor, std: Tensor, count: Tensor) -> None:
+    """Fold the rows of x [n, ...] into the running mean and std of `count` rows, in place (Chan et al., 1979)."""
+    n, seen = len(x), count.clone()
+    count += n
+    var, batch_mean = torch.var_mean(x, 0, correction=0)
+    shift = batch_mean - mean
+    var = (std.square() * seen + var * n + shift.square() * (seen * n / count)) / count
+    mean += shift * (n / count)
+    std.copy_(var.sqrt().clamp_min_(1e-4))  # a constant feature is not blown up

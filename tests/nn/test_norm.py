@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rlx.nn.fused import D_MAX, R_MAX, RENORM_EPS, learn, moments
-from rlx.nn.norm import MOMENTUM, RenormMLP
+from rlx.nn.norm import MOMENTUM, RenormMLP, running_moments
 
 
 def network() -> RenormMLP:
@@ -88,3 +88,14 @@ def test_learning_moves_the_running_statistics() -> None:
     before = layer.mean.clone()
     net(torch.randn(8, 1))
     assert torch.equal(layer.mean, before)
+
+
+def test_running_moments_are_those_of_all_rows() -> None:
+    torch.manual_seed(0)
+    rows = torch.randn(70, 3) * torch.tensor([1.0, 5.0, 0.1]) + torch.tensor([0.0, -4.0, 2.0])
+    mean, std, count = torch.zeros(3), torch.ones(3), torch.zeros((), dtype=torch.int64)
+    for part in rows.split([10, 40, 20]):
+        running_moments(part, mean, std, count)
+    assert count.item() == 70
+    torch.testing.assert_close(mean, rows.mean(0))
+    torch.testing.assert_close(std, rows.std(0, correction=0))
