@@ -5,6 +5,7 @@ The command line is a thin shell around these.
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import math
@@ -28,8 +29,10 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from rlx.agent import LearnerAgent
 from rlx.callbacks.bus import Callback, CallbackBus
 from rlx.checkpoint import CheckpointStore, DamagedCheckpoint, find_checkpoint, read_folder
+from rlx.collectors import Collector, LocalCollector, LocalConfig
 from rlx.config import (
     GROUPS,
     check_regime,
@@ -52,6 +55,7 @@ from rlx.data.minari import check_recordable, minari_root, write_minari
 from rlx.data.replay import DatasetReplay, Layout, Replay
 from rlx.data.sources import choices_of, finish, load_transition_dataset
 from rlx.envs import make_env, make_vector_env, probe, spec_of
+from rlx.envs.evaluation import evaluate_learner
 from rlx.envs.factory import PYTHON, EnvConfig
 from rlx.envs.vector import VectorEnv
 from rlx.errors import Interrupted, UserError
@@ -81,8 +85,8 @@ from rlx.saved import (
     trusted,
 )
 from rlx.threads import choose_threads, network_seconds
-from rlx.trainers.trainer import BUDGETS, INTERRUPTS, Trainer, evaluate_learner
-from rlx.types import Spec
+from rlx.trainers.trainer import BUDGETS, INTERRUPTS, Trainer
+from rlx.types import OBS, Spec
 
 log = logging.getLogger("rlx")
 
@@ -389,10 +393,13 @@ def build(cfg: DictConfig, folder: Path, given: Given = NOTHING, progress: bool 
         learner: Learner = instantiate(cfg.algo, spec, trust=cfg.trust)
     check_batches(cfg, spec)
     dataset, prior = load_prior(cfg, spec, reward, learner, data) if cfg.dataset is not None else (None, None)
-    envs = make_vector_env(env_cfg, trust=cfg.trust) if collects else None
+    collector: Collector | None = None
+    if collects:
+        make_envs = functools.partial(make_vector_env, env_cfg, trust=cfg.trust)
+        collector = LocalCollector(LocalConfig(), learner, make_envs, reward, int(cfg.seed))
     replay = None
-    if envs is not None and any(phase.collect > 0 and not phase.on_policy for phase in phases):
-        replay = make_replay(cfg, spec, envs.num_envs, prior)
+    if collector is not None and any(phase.collect > 0 and not phase.on_policy for phase in phases):
+        replay = make_replay(cfg, spec, collector.num_envs, prior)
         if type(replay).connect is not Replay.connect:  # it asks the env for rewards as long as the run lasts
             replay.connect(make_env(env_cfg, cfg.trust), reward)
     trainer: Trainer = instantiate(
@@ -402,7 +409,7 @@ def build(cfg: DictConfig, folder: Path, given: Given = NOTHING, progress: bool 
         make_bus(cfg, progress),
         reward,
         folder,
-        envs=envs,
+        collector=collector,
         eval_envs=make_vector_env(env_cfg, 1 if one else min(cfg.trainer.eval_episodes, 10), cfg.trust)
         if simulator
         else None,
@@ -686,9 +693,8 @@ def _restore_learner(path: str | Path, trust: tuple[str, ...]) -> tuple[Learner,
         learner.load_counters(saved.state["learner"])
         learner.eval()
         with seeded(0, torch.device("cpu")):  # some values are read by acting alone
-            learner.act(
-                torch.zeros(1, *saved.spec.obs_shape, dtype=getattr(torch, saved.spec.obs_dtype)), explore=False
-            )
+            boxes = {name: np.zeros((1, *box.shape), box.dtype) for name, box in saved.spec.obs.items()}
+            LearnerAgent(learner, 1).act(boxes if saved.spec.boxes else boxes[OBS])
     return learner, cfg
 
 
@@ -798,13 +804,10 @@ def collect(
     learner, cfg, envs, env_id = _restore_to_act(path, trust, env, episodes)
     try:
         check_recordable(env_id)
-        if learner.spec.goal is not None:
-            raise UserError(
-                f"{cfg.env.id} is a goal env, whose dict observations collect cannot write; use another env."
-            )
+        if learner.spec.goal is not None or learner.spec.boxes:
+            raise UserError(f"{cfg.env.id} has dict observations, which collect cannot write; use another env.")
         with seeded(seed, next(iter(learner.parameters())).device):
-            policy = Policy(learner)
-            found = collect_episodes(policy.act_scaled, envs, learner.spec, episodes, noise, seed)
+            found = collect_episodes(LearnerAgent(learner, envs.num_envs), envs, learner.spec, episodes, noise, seed)
     finally:
         envs.close()
     algo = str(as_written(cfg).algo.name)
