@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import sys
@@ -9,11 +10,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from rlx.agent import LearnerAgent
 from rlx.callbacks.bus import Callback, CallbackBus
 from rlx.checkpoint import DamagedCheckpoint, find_checkpoint, read_folder
+from rlx.collectors import Collector, LocalCollector, LocalConfig
 from rlx.config import (
     PYTHON,
     as_written,
@@ -41,7 +45,7 @@ from rlx.rewards import RewardTransform
 from rlx.rng import seeded
 from rlx.system import available_memory, choose_device, enough_memory
 from rlx.trainers.trainer import Trainer
-from rlx.types import Spec
+from rlx.types import OBS, Spec
 
 log = logging.getLogger("rlx")
 
@@ -70,10 +74,13 @@ def build(cfg: DictConfig, folder: Path, given: Given = NOTHING, progress: bool 
         learner: Learner = instantiate(cfg.algo, spec, trust=cfg.trust)
     check_batches(cfg, spec)
     dataset, prior = load_prior(cfg, spec, reward, learner, data) if cfg.dataset is not None else (None, None)
-    envs = make_vector_env(env_cfg, trust=cfg.trust) if collects else None
+    collector: Collector | None = None
+    if collects:
+        make_envs = functools.partial(make_vector_env, env_cfg, trust=cfg.trust)
+        collector = LocalCollector(LocalConfig(), learner, make_envs, reward, int(cfg.seed))
     replay = None
-    if envs is not None and any(phase.collect > 0 and not phase.on_policy for phase in phases):
-        replay = make_replay(cfg, spec, envs.num_envs, prior)
+    if collector is not None and any(phase.collect > 0 and not phase.on_policy for phase in phases):
+        replay = make_replay(cfg, spec, collector.num_envs, prior)
         if type(replay).connect is not Replay.connect:  # it asks the env for rewards as long as the run lasts
             replay.connect(make_env(env_cfg, cfg.trust), reward)
     trainer: Trainer = instantiate(
@@ -83,7 +90,7 @@ def build(cfg: DictConfig, folder: Path, given: Given = NOTHING, progress: bool 
         make_bus(cfg, progress),
         reward,
         folder,
-        envs=envs,
+        collector=collector,
         eval_envs=make_vector_env(env_cfg, 1 if one else min(cfg.trainer.eval_episodes, 10), cfg.trust)
         if simulator
         else None,
@@ -210,9 +217,8 @@ def restore_learner(path: str | Path, trust: tuple[str, ...]) -> tuple[Learner, 
         learner.load_counters(saved.state["learner"])
         learner.eval()
         with seeded(0, torch.device("cpu")):  # some values are read by acting alone
-            learner.act(
-                torch.zeros(1, *saved.spec.obs_shape, dtype=getattr(torch, saved.spec.obs_dtype)), explore=False
-            )
+            boxes = {name: np.zeros((1, *box.shape), box.dtype) for name, box in saved.spec.obs.items()}
+            LearnerAgent(learner, 1).act(boxes if saved.spec.boxes else boxes[OBS])
     return learner, cfg
 
 

@@ -114,6 +114,11 @@ class Actor:
     def __init__(self, learner: Learner):
         self.learner = learner
 
+    @property
+    def remembers(self) -> bool:
+        """Does it act by more than the observation?"""
+        return bool(self.initial(1))
+
     def initial(self, n: int) -> Carry:
         """The carry of n lanes that begin an episode: tensors [n, ...]."""
         return ()
@@ -222,7 +227,8 @@ class Learner(nn.Module):
 
     def counters(self) -> dict[str, int]:
         """Python-side state for the checkpoint."""
-        return {"updates": self.updates}
+        return {"updates": self.updates, "explored": self.explored}
 
     def load_counters(self, saved: dict[str, int]) -> None:
         self.updates = saved["updates"]
+        self.explored = saved.get("explored", 0)  # until format 2 only those that read it had one

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
+from rlx.agent import LearnerAgent
 from rlx.build import build, check_same_env, env_spec, restore_learner, restore_to_act
 from rlx.checkpoint import CheckpointStore, DamagedCheckpoint, find_checkpoint
 from rlx.choices import choices
@@ -47,6 +48,7 @@ from rlx.data.inspect import inspect_dataset
 from rlx.data.minari import check_recordable, minari_root, write_minari
 from rlx.data.sources import choices_of, load_transition_dataset
 from rlx.data.specs import NO_ENV
+from rlx.envs.evaluation import evaluate_learner
 from rlx.errors import UserError
 from rlx.files import write_atomically
 from rlx.given import NOTHING, DataLike, EnvLike, Given, check_given, objects_of
@@ -65,7 +67,7 @@ from rlx.run_folder import (
 )
 from rlx.summary import nothing_to_do, summarise, summary_of
 from rlx.system import interruptible, memory_errors, set_threads
-from rlx.trainers.trainer import Trainer, evaluate_learner
+from rlx.trainers.trainer import Trainer
 
 log = logging.getLogger("rlx")
 
@@ -342,13 +344,10 @@ def collect(
     learner, cfg, envs, env_id = restore_to_act(path, trust, env, episodes)
     try:
         check_recordable(env_id)
-        if learner.spec.goal is not None:
-            raise UserError(
-                f"{cfg.env.id} is a goal env, whose dict observations collect cannot write; use another env."
-            )
+        if learner.spec.goal is not None or learner.spec.boxes:
+            raise UserError(f"{cfg.env.id} has dict observations, which collect cannot write; use another env.")
         with seeded(seed, next(iter(learner.parameters())).device):
-            policy = Policy(learner)
-            found = collect_episodes(policy.act_scaled, envs, learner.spec, episodes, noise, seed)
+            found = collect_episodes(LearnerAgent(learner, envs.num_envs), envs, learner.spec, episodes, noise, seed)
     finally:
         envs.close()
     algo = str(as_written(cfg).algo.name)

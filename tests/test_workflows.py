@@ -21,7 +21,7 @@ from rlx.data.collect import _noisy
 from rlx.data.dataset import scale_actions
 from rlx.data.sources import roll_out_random
 from rlx.envs import make_env
-from rlx.envs.runner import to_env_units
+from rlx.envs.actions import to_env_units
 from rlx.envs.vector import SyncEnvs
 from rlx.errors import UserError
 from rlx.policy import unscaled

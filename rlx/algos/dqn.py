@@ -97,7 +97,6 @@ class DQN(Learner):
         self.q = QNetwork(spec.obs_dim, spec.action_dim, cfg.hidden, cfg.dueling)
         self.target_q = target_of(self.q)
         self.optimizers = {"q": Adam(self.q.parameters(), cfg.lr)}
-        self.explored = 0  # env steps of the policy
         # All gradients lie in one vector, so that clipping their norm takes few operations.
         params = list(self.q.parameters())
         self._grad = torch.zeros(sum(p.numel() for p in params))
@@ -115,7 +114,6 @@ class DQN(Learner):
         if not explore:
             return action
         at_random = torch.rand(len(obs), device=obs.device) < self.epsilon
-        self.explored += len(obs)
         return torch.where(at_random, torch.randint_like(action, self.spec.action_dim), action)
 
     def update(self, batch: Batch) -> Metrics:
@@ -142,10 +140,3 @@ class DQN(Learner):
         self.q.backward(trace, self.q.head_gradient(grad), self._grads)
         self._grad.mul_((self.cfg.max_grad_norm / (self._grad.norm() + 1e-6)).clamp_(max=1.0))
         return error.abs_(), metrics
-
-    def counters(self) -> dict[str, int]:
-        return {**super().counters(), "explored": self.explored}
-
-    def load_counters(self, saved: dict[str, int]) -> None:
-        super().load_counters(saved)
-        self.explored = saved["explored"]
