@@ -28,8 +28,8 @@ from torch import Tensor
 
 from rlx.checkpoint import Checkpoint
 from rlx.errors import UserError
+from rlx.restoring import check_like
 from rlx.rng import load_rng_state, load_rng_tensors, rng_state, rng_tensors
-from rlx.saved import check_like
 from rlx.trainers.state import TrainerState
 
 if TYPE_CHECKING:
