@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from rlx.compiling import check_compiler
 from rlx.errors import UserError, require
+from rlx.fields import check_numbers, number
 from rlx.nn import Optimizer
 from rlx.types import Acted, Batch, Carry, Metrics, Obs, Spec
 
@@ -30,8 +31,8 @@ class AlgoConfig:
 
     _target_: str = ""
     name: str = ""  # how the algorithm is called in folders, tables and summaries
-    discount: float = 0.99
-    batch_size: int = 256
+    discount: float = number(0.99, least=0, most=1, read_once=True)
+    batch_size: int = number(256, least=1)
     hidden: list[int] = field(default_factory=lambda: [256, 256])
     normalize_obs: bool = False  # standardise observations; the statistics are part of the policy
     compile: bool = False  # torch.compile the update; pays back on long runs only
@@ -113,6 +114,11 @@ class Actor:
     def __init__(self, learner: Learner):
         self.learner = learner
 
+    @property
+    def remembers(self) -> bool:
+        """Does it act by more than the observation?"""
+        return bool(self.initial(1))
+
     def initial(self, n: int) -> Carry:
         """The carry of n lanes that begin an episode: tensors [n, ...]."""
         return ()
@@ -144,6 +150,7 @@ class Learner(nn.Module):
     def __init__(self, cfg: AlgoConfig, spec: Spec):
         super().__init__()
         check_algo(vars(cfg))
+        check_numbers(cfg, "algo")
         if cfg.compile:
             check_compiler()
         self.cfg = cfg
@@ -220,7 +227,8 @@ class Learner(nn.Module):
 
     def counters(self) -> dict[str, int]:
         """Python-side state for the checkpoint."""
-        return {"updates": self.updates}
+        return {"updates": self.updates, "explored": self.explored}
 
     def load_counters(self, saved: dict[str, int]) -> None:
         self.updates = saved["updates"]
+        self.explored = saved.get("explored", 0)  # until format 2 only those that read it had one

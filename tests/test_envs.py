@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,9 +16,10 @@ from gymnasium import spaces
 from gymnasium.envs.registration import register, registry
 
 import rlx
+from rlx.collectors.runner import Journal, Runner, episode_seed
 from rlx.envs import EnvConfig, make_env, make_vector_env, spec_of
+from rlx.envs.actions import to_env_units
 from rlx.envs.evaluation import run_episodes
-from rlx.envs.runner import Journal, Runner, episode_seed, to_env_units
 from rlx.envs.vector import AsyncEnvs, SyncEnvs
 from rlx.errors import RunFailed, UserError
 
@@ -391,6 +392,17 @@ def test_an_env_that_does_not_come_back_begins_a_new_episode(monkeypatch: pytest
 # -- evaluation ------------------------------------------------------------------------------------------------------
 
 
+class Reflex:
+    """An agent that is a function of the observation."""
+
+    def __init__(self, act: Callable[[np.ndarray], np.ndarray]):
+        self.act = act
+
+    def begin(self, lanes: Sequence[int]) -> None: ...
+
+    def feedback(self, reward: np.ndarray) -> None: ...
+
+
 def test_evaluation_counts_whole_episodes_by_hand() -> None:
     envs = make_vector_env(EnvConfig(id="Counter-v0"), 3)
     seen: set[float] = set()
@@ -399,7 +411,7 @@ def test_evaluation_counts_whole_episodes_by_hand() -> None:
         seen.update(obs[:, 1].tolist())
         return obs[:, :1] * 0.5  # the count: 0, 1/2, 1
 
-    found = run_episodes(act, envs, episodes=5, seed=0)
+    found = run_episodes(Reflex(act), envs, episodes=5, seed=0)
     assert found.returns.tolist() == [1.0 + 2.5 + 4.0] * 5
     assert found.lengths.tolist() == [3] * 5
     assert found.metrics("Counter-v0") == {
@@ -414,8 +426,8 @@ def test_evaluation_does_not_depend_on_the_number_of_envs(n: int) -> None:
         return (obs[:, 2] > 0).astype(np.int64)
 
     envs = make_vector_env(EnvConfig(id="CartPole-v1"), n)
-    found = run_episodes(act, envs, episodes=5, seed=3)
-    alone = run_episodes(act, make_vector_env(EnvConfig(id="CartPole-v1"), 1), episodes=5, seed=3)
+    found = run_episodes(Reflex(act), envs, episodes=5, seed=3)
+    alone = run_episodes(Reflex(act), make_vector_env(EnvConfig(id="CartPole-v1"), 1), episodes=5, seed=3)
     np.testing.assert_array_equal(found.returns, alone.returns)
     np.testing.assert_array_equal(found.lengths, alone.lengths)
 

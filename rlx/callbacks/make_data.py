@@ -26,19 +26,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from omegaconf import OmegaConf
 
+from rlx.agent import LearnerAgent
 from rlx.callbacks.bus import Callback
 from rlx.callbacks.metrics import INTERRUPTED
+from rlx.config import PYTHON, as_written
 from rlx.data.collect import collect_episodes, episodes_of_rows
 from rlx.data.minari import Episode, load_episodes, minari_root, write_minari
 from rlx.envs.evaluation import MOST_EPISODES
-from rlx.envs.factory import PYTHON, make_vector_env
+from rlx.envs.factory import make_vector_env
 from rlx.errors import UserError
 from rlx.files import read_bounded, write_atomically
 from rlx.rng import seeded
-from rlx.saved import as_written
 
 if TYPE_CHECKING:
     from rlx.trainers.trainer import Trainer
@@ -158,9 +158,6 @@ class MakeData(Callback):
         return str(description).endswith(f"({self.mark})")
 
     def _roll_out(self, trainer: Trainer, seed: int) -> list[Episode]:
-        def act(obs: np.ndarray) -> np.ndarray:
-            return trainer.learner.act(torch.from_numpy(obs).to(trainer.device), explore=False).cpu().numpy()
-
         envs = make_vector_env(
             OmegaConf.to_object(trainer.cfg.env),  # type: ignore[arg-type]
             min(self.cfg.episodes, 10),
@@ -168,7 +165,8 @@ class MakeData(Callback):
         )
         try:
             with seeded(seed, trainer.device):
-                return collect_episodes(act, envs, trainer.spec, self.cfg.episodes, self.cfg.noise, seed)
+                agent = LearnerAgent(trainer.learner, envs.num_envs)
+                return collect_episodes(agent, envs, trainer.spec, self.cfg.episodes, self.cfg.noise, seed)
         finally:
             envs.close()
 

@@ -173,4 +173,8 @@ class Schedules(Callback):
             owner = self._owners[name]
             value = as_declared(owner, name, self._value(trainer, spec, at))
             setattr(owner, name, value)
+            if name == "offline_batch_ratio":
+                for phase in trainer.settings.phases.values():
+                    if phase.collect > 0:
+                        phase.offline_fraction = value
             self._next[f"schedule/{name}"] = value

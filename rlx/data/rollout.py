@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlx.memory import enough_memory
-from rlx.types import Rollout, Spec
+from rlx.system import enough_memory
+from rlx.types import Carry, Rollout, Spec
 
 
 class RolloutBuffer:
@@ -19,6 +19,7 @@ class RolloutBuffer:
 
     def __init__(self, length: int, num_envs: int, spec: Spec):
         self.size = 0
+        self.carry: Carry = ()  # what the actor remembered before the first step
         kind = {"box": np.float32, "discrete": np.int64, "multi_discrete": np.int64}[spec.action_kind]
         obs_dtype = np.dtype(spec.obs_dtype)
         lead = (length, num_envs)
@@ -43,8 +44,11 @@ class RolloutBuffer:
         next_obs: np.ndarray,
         terminated: np.ndarray,
         truncated: np.ndarray,
+        carry: Carry = (),
     ) -> None:
-        """Append one step of all envs."""
+        """Append one step of all envs; `carry` is what the actor remembered before it."""
+        if self.size == 0:
+            self.carry = carry
         values = (obs, action, reward, next_obs, terminated, truncated)
         for column, value in zip(self._columns.values(), values, strict=True):
             column[self.size] = value
@@ -58,7 +62,7 @@ class RolloutBuffer:
         """The rollout, once; the buffer is empty afterwards."""
         size, self.size = self.size, 0
         columns: Any = {name: torch.from_numpy(column[:size]) for name, column in self._columns.items()}
-        yield Rollout(**columns)
+        yield Rollout(**columns, carry=self.carry)
 
     def cut_off(self, envs: Sequence[int]) -> None:
         """The running episodes of these envs go no further: their newest steps become boundaries."""
@@ -68,9 +72,11 @@ class RolloutBuffer:
 
     def tensors(self) -> dict[str, Tensor]:
         """A rollout that is still being collected, for a checkpoint."""
-        return {name: torch.from_numpy(column[: self.size]) for name, column in self._columns.items()}
+        columns = {name: torch.from_numpy(column[: self.size]) for name, column in self._columns.items()}
+        return columns | {f"carry.{i}": tensor for i, tensor in enumerate(self.carry)}
 
     def load_tensors(self, saved: dict[str, Tensor]) -> None:
         self.size = len(saved["reward"])
         for name, column in self._columns.items():
             column[: self.size] = saved[name].numpy()
+        self.carry = tuple(saved[f"carry.{i}"] for i in range(len(saved) - len(self._columns)))

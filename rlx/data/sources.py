@@ -37,8 +37,8 @@ from rlx.data.files import (
 )
 from rlx.data.torch_files import TorchTensors
 from rlx.errors import UserError
-from rlx.memory import enough_memory
-from rlx.saved import restoring
+from rlx.restoring import restoring
+from rlx.system import enough_memory
 from rlx.types import Spec
 
 if TYPE_CHECKING:

@@ -17,12 +17,12 @@ import numpy as np
 from gymnasium import spaces
 from omegaconf import MISSING
 
+from rlx.config import PYTHON, trusted
 from rlx.envs.observations import FlattenGoal, boxes_of, with_arrays
 from rlx.envs.vector import AsyncEnvs, EnvFault, NativeEnvs, SyncEnvs, VectorEnv, what_it_did
-from rlx.errors import UserError, nearest, require
+from rlx.errors import UserError, nearest, require, shown
 from rlx.fields import check_number, check_numbers, number
-from rlx.saved import shown, trusted
-from rlx.threads import usable_cpus
+from rlx.system import usable_cpus
 from rlx.types import Box, Goal, Spec
 
 # What vectorization=auto goes by (benchmarks/env_throughput.py):
@@ -30,7 +30,6 @@ NATIVE_FROM = 8  # envs from which a native implementation is the faster one
 WORKER_COST = 5e-4  # seconds per env step that a process of its own costs, at most
 
 MOST_ENVS = {"sync": 2**16, "native": 2**20, "async": 2**10}  # beyond which a number of envs is a mistake
-PYTHON = "python:"  # how the id of an env begins that was given as a Python object, see rlx.given
 
 # Extras whose envs are registered by importing a package. A config names the extra, never the package, so that a saved
 # one cannot have any other module imported.

@@ -12,9 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
-from rlx.config import compose_config, load_config
+from rlx.config import as_text, as_written, compose_config, escaped, load_config, parse, references
 from rlx.errors import UserError
-from rlx.saved import as_text, as_written, escaped, parse, references
 
 QUICK = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from decimal import Decimal
 from enum import Enum
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -116,8 +117,6 @@ def _whole(text: str) -> int | None:
     """The integer that a number is, or None; exact beyond what a float can hold."""
     if not WHOLE.fullmatch(text) or len(text) > 30:
         return None
-    from decimal import Decimal
-
     number = Decimal(text)
     return int(number) if abs(number) < 10**30 and number == number.to_integral_value() else None
 
@@ -125,7 +124,7 @@ def _whole(text: str) -> int | None:
 # -- folders of configs ----------------------------------------------------------------------------------------------
 
 
-def parse(override: str) -> Override | None:
+def parse_override(override: str) -> Override | None:
     """As Hydra reads it; None for what it cannot read."""
     try:
         return OverridesParser.create().parse_override(override)
@@ -138,7 +137,7 @@ def search_path(overrides: Sequence[str]) -> list[str]:
     named: list[str] = []
     for override in overrides:
         if override.lstrip("+").startswith(f"{SEARCH}="):
-            read = parse(override)
+            read = parse_override(override)
             value = read.value() if read is not None and not read.is_sweep_override() else None
             if not isinstance(value, list):
                 raise UserError(

@@ -8,8 +8,9 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
+from rlx.choices import choices
+from rlx.config.overrides import parse_override
 from rlx.errors import UserError, nearest
-from rlx.overrides import parse
 from rlx.paths import conf_dir
 
 LISTS = ("callbacks", "logger")  # groups of which several choices can be taken
@@ -104,15 +105,10 @@ def explain(
     )
 
 
-def choices(group: str, folders: Sequence[Path] = ()) -> list[str]:
-    """The names that `group=` takes."""
-    return sorted({p.stem for folder in (conf_dir(), *folders) for p in (folder / group).glob("*.yaml")})
-
-
 def check_choices(overrides: Sequence[str], folders: Sequence[Path] = ()) -> None:
     """Refuse `group=choice` where there is no such choice; what Hydra cannot read is left for it to say."""
     for override in overrides:
-        read = parse(override)
+        read = parse_override(override)
         if read is None or read.is_delete() or read.is_sweep_override():
             continue
         group = read.key_or_group

@@ -1,6 +1,6 @@
-"""What `rlx list` shows: the choices of each config group, described by the first comment of their files.
+"""What there is to choose from: the choices of each config group, described by the first comment of their files.
 
-Reads files only, so that it answers at once.
+Reads files only, so that `rlx list` answers at once.
 """
 
 from __future__ import annotations
@@ -18,6 +18,11 @@ def groups(folders: Sequence[Path] = ()) -> list[str]:
     places = [p for folder in (conf_dir(), *folders) for p in folder.iterdir()]
     found = sorted({p.name for p in places if p.is_dir() and any(p.glob("*.yaml"))})
     return [g for g in FIRST if g in found] + [g for g in found if g not in FIRST]
+
+
+def choices(group: str, folders: Sequence[Path] = ()) -> list[str]:
+    """The names that `group=` takes."""
+    return sorted({p.stem for folder in (conf_dir(), *folders) for p in (folder / group).glob("*.yaml")})
 
 
 def describe(group: str, folders: Sequence[Path] = ()) -> list[tuple[str, str]]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
-import rlx.memory
+import rlx.system
 from rlx.errors import UserError
-from rlx.memory import available_memory, enough_memory
+from rlx.system import available_memory, enough_memory, keep_freed_memory
 
 GIB = 2**30
 
@@ -16,7 +17,7 @@ GIB = 2**30
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine with 8 GiB free, a control group of its own and no limits."""
-    monkeypatch.setattr(rlx.memory, "ROOT", tmp_path)
+    monkeypatch.setattr(rlx.system, "ROOT", tmp_path)
     write(tmp_path, "proc/meminfo", f"MemTotal: {GIB} kB\nMemAvailable: {8 * GIB // 1024} kB\n")
     write(tmp_path, "proc/self/cgroup", "0::/jobs/7\n")
     write(tmp_path, "proc/self/status", f"Name:\tpython\nVmSize:\t{GIB // 1024} kB\n")
@@ -64,3 +65,8 @@ def test_what_does_not_fit_is_refused_before_it_is_made(root: Path) -> None:
 def test_an_allocation_that_fails_is_said(root: Path) -> None:
     with pytest.raises(UserError, match="which there is not"), enough_memory(GIB, "A heap", str):
         raise MemoryError
+
+
+def test_freed_memory_can_be_kept() -> None:
+    keep_freed_memory()
+    assert torch.ones(1000, 1000).sum().item() == 1e6
