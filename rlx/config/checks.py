@@ -161,10 +161,11 @@ def check_spec(cfg: DictConfig, spec: Spec) -> None:
             f"algo={name} needs {' or '.join(cls.actions)} actions and {spec.env_id} has {spec.action_kind} ones; "
             f"choose another env, or one of {_choices(lambda c: spec.action_kind in c.actions)}."
         )
-    if len(spec.obs_shape) == 3 and not cls.images:
+    images = [box.shape for box in spec.obs.values() if box.is_image]
+    if images and not cls.images:
         able = _choices(lambda c: c.images)
         raise UserError(
-            f"algo={name} reads vectors and {spec.env_id} gives images of shape {spec.obs_shape}; use an env with "
+            f"algo={name} reads vectors and {spec.env_id} gives images of shape {images[0]}; use an env with "
             f"vector observations{f', or one of {able}' if able else ' (no algorithm supports images yet)'}."
         )
 

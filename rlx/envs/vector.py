@@ -116,10 +116,11 @@ class Lanes:
 
     def check(self, step: Step) -> Step:
         obs, reward = step.next_obs, step.reward
-        quick = not isinstance(obs, dict) and obs.dtype.kind == "f"
-        if quick and np.vdot(obs, obs) + reward.dot(reward) < FLOAT32_MAX:  # nearly always
-            return step
-        if is_finite(obs) and is_finite(reward):
+        if isinstance(obs, np.ndarray) and obs.dtype.kind == "f":
+            small = np.vdot(obs, obs) + reward.dot(reward) < FLOAT32_MAX  # nearly always, and quick to see
+        else:
+            small = False
+        if small or (is_finite(obs) and is_finite(reward)):
             return step
         lane = next(i for i in range(len(reward)) if not (is_finite(take_rows(obs, i)) and is_finite(reward[i])))
         seen = take_rows(obs, lane)
@@ -142,7 +143,7 @@ def _shown(array: np.ndarray) -> str:
 class Step(NamedTuple):
     """What one step of N envs gave. The arrays are reused by the next step: copy what you keep."""
 
-    next_obs: Any  # an ObsArray, [N, *shape]; final observations where an episode ended
+    next_obs: ObsArray  # [N, *shape] of every part; final observations where an episode ended
     reward: np.ndarray  # [N] float64, raw
     terminated: np.ndarray  # [N] bool
     truncated: np.ndarray  # [N] bool
@@ -155,7 +156,7 @@ class VectorEnv(Protocol):
     num_envs: int
     action_space: gym.Space[Any]  # of one env
 
-    def reset(self, seeds: dict[int, int]) -> dict[int, Any]:
+    def reset(self, seeds: dict[int, int]) -> dict[int, ObsArray]:
         """Reset env i with seed seeds[i]; their first observations, which are the caller's to keep."""
 
     def step(self, actions: Sequence[Any]) -> Step:
@@ -180,7 +181,7 @@ class SyncEnvs:
         self._infos: list[dict[str, Any]] = [{} for _ in range(n)]
         self._step = Step(self._obs, self._reward, self._terminated, self._truncated, self._infos)
 
-    def reset(self, seeds: dict[int, int]) -> dict[int, Any]:
+    def reset(self, seeds: dict[int, int]) -> dict[int, ObsArray]:
         self._lanes.begin(seeds)
         first = {}
         for i, seed in seeds.items():
@@ -277,7 +278,7 @@ class AsyncEnvs:
         self.action_space = self._envs.single_action_space
         self._obs = zeros_obs(boxes_of(self._envs.single_observation_space), self.num_envs)
 
-    def reset(self, seeds: dict[int, int]) -> dict[int, Any]:
+    def reset(self, seeds: dict[int, int]) -> dict[int, ObsArray]:
         self._lanes.begin(seeds)
         mask = np.zeros(self.num_envs, bool)
         mask[list(seeds)] = True
@@ -381,7 +382,7 @@ class NativeEnvs:
         vectors = isinstance(env.single_observation_space, spaces.Box) and len(env.single_observation_space.shape) == 1
         return vectors and all(hasattr(env.unwrapped, part) for part in cls.PARTS)
 
-    def reset(self, seeds: dict[int, int]) -> dict[int, Any]:
+    def reset(self, seeds: dict[int, int]) -> dict[int, ObsArray]:
         self._lanes.begin(seeds)
         inner: Any = self._env.unwrapped
         for i, seed in seeds.items():  # the draw that the single env makes
