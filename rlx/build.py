@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from rlx.agent import LearnerAgent
 from rlx.callbacks.bus import Callback, CallbackBus
 from rlx.checkpoint import DamagedCheckpoint, find_checkpoint, read_folder
-from rlx.collectors import Collector, LocalCollector, LocalConfig
+from rlx.collectors import Collector, LocalConfig
 from rlx.config import (
     PYTHON,
     as_written,
@@ -77,7 +77,8 @@ def build(cfg: DictConfig, folder: Path, given: Given = NOTHING, progress: bool 
     collector: Collector | None = None
     if collects:
         make_envs = functools.partial(make_vector_env, env_cfg, trust=cfg.trust)
-        collector = LocalCollector(LocalConfig(), learner, make_envs, reward, int(cfg.seed))
+        node = OmegaConf.structured(LocalConfig) if cfg.collector is None else cfg.collector  # older runs have none
+        collector = instantiate(node, learner, make_envs, reward, int(cfg.seed), trust=cfg.trust)
     replay = None
     if collector is not None and any(phase.collect > 0 and not phase.on_policy for phase in phases):
         replay = make_replay(cfg, spec, collector.num_envs, prior)

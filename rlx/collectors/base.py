@@ -42,7 +42,11 @@ class Steps(NamedTuple):
 
 
 class Collector(Protocol):
-    """Acts in envs and gives back steps. Made from (its config, learner, a function that makes envs, reward, seed)."""
+    """Acts in envs and gives back steps.
+
+    It is made as `Target(config, learner, make_envs, reward, seed)`, or, where its config has no schema, as
+    `Target(learner, make_envs, reward, seed, **values)`. `make_envs()` gives a VectorEnv.
+    """
 
     num_envs: int
     lost: Sequence[int]  # envs that the latest `load_tensors` could not bring back, and that began new episodes

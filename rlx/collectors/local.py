@@ -28,6 +28,7 @@ class LocalConfig:
     """Act in this process; exact."""
 
     _target_: str = "rlx.collectors.local.LocalCollector"
+    explore: bool = True  # false: act as in evaluation
 
 
 class LocalCollector:
@@ -45,7 +46,7 @@ class LocalCollector:
         self.reward = reward
         self.envs = make_envs()
         self.num_envs = self.envs.num_envs
-        self.agent = LearnerAgent(learner, self.num_envs, explore=True)
+        self.agent = LearnerAgent(learner, self.num_envs, explore=cfg.explore)
         self.lost: Sequence[int] = ()
         self._runner = Runner(self.envs, seed)
         self._rng = np.random.default_rng(np.random.SeedSequence([seed, 0xAC7]))  # random actions
@@ -81,8 +82,8 @@ class LocalCollector:
         action = self.agent.act(obs)
         if not is_finite(action):
             raise NonFiniteAction(action)
-        # past the bookkeeping of nn.Module, which is for parameters
-        object.__setattr__(self.learner, "explored", self.learner.explored + self.num_envs)
+        if self.agent.explore:  # past the bookkeeping of nn.Module, which is for parameters
+            object.__setattr__(self.learner, "explored", self.learner.explored + self.num_envs)
         return action
 
     # -- checkpoints -----------------------------------------------------------------------------------------------

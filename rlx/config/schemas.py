@@ -30,6 +30,7 @@ GROUPS = {
     "reward": ("rlx.rewards",),
     "schedule": ("rlx.schedules",),
     "trainer": ("rlx.trainers.trainer",),
+    "collector": ("rlx.collectors.local",),
     "callbacks": ("rlx.callbacks",),
     "logger": ("rlx.loggers",),
 }
@@ -52,6 +53,7 @@ class Config:
     schedule: Any = None
     replay: Any = None
     trainer: Any = None
+    collector: Any = None  # null: local
     callbacks: Any = field(default_factory=dict)
     logger: Any = field(default_factory=dict)
     seed: int = 0  # of everything

@@ -43,7 +43,7 @@ from rlx.trainers.failures import diverged, explained, way_on
 from rlx.trainers.guard import Guard
 from rlx.trainers.snapshot import Snapshot
 from rlx.trainers.state import TrainerState
-from rlx.types import Batch, Rollout, Spec
+from rlx.types import Batch, Rollout, Spec, Windows
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -128,6 +128,7 @@ class Trainer:
         self.checkpoints = CheckpointStore(run_dir / "checkpoints", keep=settings.keep_checkpoints)
         self.collector = collector
         self._eval_envs = eval_envs
+        self._open = [part for part in (collector, eval_envs) if part is not None]
         self.rollout: RolloutBuffer | None = None
         self._mixture: Mixture | None = None
         self._guard = Guard(learner, self._pending_metrics)
@@ -266,10 +267,12 @@ class Trainer:
         random_steps = max(0, phase.random_steps - state.phase_env_steps)
         collector.load(self.learner.state_dict, state.updates, {RANDOM_STEPS: random_steps})
         store: Any = self.rollout if phase.on_policy else self.replay
-        while not self.interrupt and (n := min(phase.collect - state.collected, self._room(phase))) > 0:
-            steps = collector.collect(n)
+        left = min(phase.collect - state.collected, self._room(phase))
+        while left > 0 and not self.interrupt:
+            steps = collector.collect(left)
             store.add(*steps[:6], *((steps.carry,) if phase.on_policy else ()))
             taken = len(steps.reward)
+            left -= taken // collector.num_envs
             state.collected += taken // collector.num_envs
             state.env_steps += taken
             state.phase_env_steps += taken
@@ -291,8 +294,15 @@ class Trainer:
     def _num_envs(self) -> int:
         return self.collector.num_envs if self.collector is not None else 1
 
-    def _to_device(self, batch: Any) -> Any:
-        return type(batch)(*(x if x is None else x.to(self.device) for x in batch))
+    def _to_device(self, value: Any) -> Any:
+        """A batch, or a part of one, where the learner is."""
+        if isinstance(value, Batch | Rollout | Windows):
+            return type(value)(*(self._to_device(part) for part in value))
+        if isinstance(value, tuple):
+            return tuple(self._to_device(part) for part in value)
+        if isinstance(value, dict):
+            return {name: self._to_device(part) for name, part in value.items()}
+        return value if value is None else value.to(self.device)
 
     # -- budgets ---------------------------------------------------------------------------------------------------
 
@@ -377,11 +387,11 @@ class Trainer:
         return metrics
 
     def close(self) -> None:
-        both, self._eval_envs = (self.collector, self._eval_envs), None
-        with ExitStack() as stack:  # both, also where one fails
-            for part in both:
-                if part is not None:
-                    stack.callback(part.close)
+        """Close all envs; nothing happens the second time."""
+        parts, self._open = self._open, []
+        with ExitStack() as stack:  # all of them, also where one fails
+            for part in parts:
+                stack.callback(part.close)
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
