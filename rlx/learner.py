@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from rlx.compiling import check_compiler
 from rlx.errors import UserError, require
+from rlx.fields import number
 from rlx.nn import Optimizer
 from rlx.types import Acted, Batch, Carry, Metrics, Obs, Spec
 
@@ -30,8 +31,8 @@ class AlgoConfig:
 
     _target_: str = ""
     name: str = ""  # how the algorithm is called in folders, tables and summaries
-    discount: float = 0.99
-    batch_size: int = 256
+    discount: float = number(0.99, least=0, most=1, read_once=True)
+    batch_size: int = number(256, least=1)
     hidden: list[int] = field(default_factory=lambda: [256, 256])
     normalize_obs: bool = False  # standardise observations; the statistics are part of the policy
     compile: bool = False  # torch.compile the update; pays back on long runs only

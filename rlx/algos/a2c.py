@@ -24,6 +24,7 @@ from rlx.algos.ppo import (
 )
 from rlx.compiling import compilable
 from rlx.distributions import Perceptron, Policy
+from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
 from rlx.nn import RMSprop
 from rlx.types import Metrics, Rollout, Spec
@@ -40,10 +41,10 @@ class A2CConfig(ActorCriticConfig):
     normalize_advantage: bool = False  # over the rollout
     entropy_coef: float = 0.0
     value_coef: float = 0.5
-    max_grad_norm: float = 0.5  # of policy and value function together
-    square_decay: float = 0.99  # of RMSprop: memory of the mean square
-    eps: float = 1e-5  # added to the root of the mean square
-    log_std_init: float | None = None  # of box actions scaled to [-1, 1]; None: a std of 1 in the env's units, or less
+    max_grad_norm: float = number(0.5, read_once=True)  # of policy and value function together
+    square_decay: float = number(0.99, read_once=True)  # of RMSprop: memory of the mean square
+    eps: float = number(1e-5, read_once=True)  # added to the root of the mean square
+    log_std_init: float | None = number(None, read_once=True)  # None: a std of 1 in the env's units, or less
 
 
 def a2c_loss(

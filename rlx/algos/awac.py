@@ -22,6 +22,7 @@ from rlx.algos.bc import GaussianPolicy
 from rlx.algos.td3_bc import critic_loss
 from rlx.compiling import compilable
 from rlx.errors import require
+from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
 from rlx.nn import Adam, Critic, polyak, target_of
 from rlx.returns import td_target
@@ -44,11 +45,11 @@ class AWACConfig(ActorCriticConfig):
     name: str = "awac"
     actor_lr: float = 3e-4
     critic_lr: float = 3e-4
-    actor_weight_decay: float = 0.0  # of Adam (L2), as the authors' 1e-4
+    actor_weight_decay: float = number(0.0, read_once=True)  # of Adam (L2), as the authors' 1e-4
     weighting: Weighting = Weighting.exp
-    temperature: float | None = None  # of the advantages; None: 1.0 for exp, 0.5 for softmax
+    temperature: float | None = number(None, read_once=True)  # of the advantages; None: 1.0 for exp, 0.5 for softmax
     max_weight: float = 100.0  # bound of the weights under exp
-    tau: float = 0.005  # step of the target critics
+    tau: float = number(0.005, above=0, most=1)  # step of the target critics
 
 
 def awac_weights(advantage: Tensor, temperature: float, weighting: Weighting, max_weight: float) -> Tensor:

@@ -22,6 +22,7 @@ from torch import Tensor
 from rlx.algos.td3_bc import critic_loss
 from rlx.compiling import compilable
 from rlx.errors import require
+from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
 from rlx.nn import Adam, Critic, DeterministicActor, polyak, target_of
 from rlx.returns import td_target
@@ -41,8 +42,8 @@ class BCQConfig(ActorCriticConfig):
     phi: float = 0.05  # largest perturbation, in units of the largest action
     lam: float = 0.75  # weight of the smaller critic in a target
     candidates: int = 10  # actions per next state, and per state when collecting online
-    eval_candidates: int = 100  # actions per state at evaluation
-    tau: float = 0.005  # step of the target networks
+    eval_candidates: int = number(100, read_once=True)  # actions per state at evaluation
+    tau: float = number(0.005, above=0, most=1)  # step of the target networks
     exploration_noise: float = 0.1  # std of the noise when collecting online
 
 

@@ -30,6 +30,7 @@ from rlx.algos.bcq import soft_min
 from rlx.algos.td3_bc import critic_loss
 from rlx.compiling import compilable
 from rlx.errors import require
+from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
 from rlx.nn import Adam, Critic, GaussianActor, polyak, target_of
 from rlx.returns import td_target
@@ -62,12 +63,12 @@ class BEARConfig(ActorCriticConfig):
     noise_clip: float | None = 0.5  # bound of the noise of the policy's actions in the actor's loss; None: none
     mmd_samples: int = 5  # actions of the policy, and of the behaviour model, behind one MMD
     epsilon: float = 0.05  # MMD that the policy may have
-    multiplier: float = 1.0  # first weight of the MMD
+    multiplier: float = number(1.0, read_once=True)  # first weight of the MMD
     warmup_updates: int = 5_000  # updates in which the policy follows the MMD alone
     lam: float = 0.75  # weight of the smaller critic in a target
     candidates: int = 10  # actions per next state
-    eval_candidates: int = 10  # actions per state at evaluation
-    tau: float = 0.005  # step of the target networks
+    eval_candidates: int = number(10, read_once=True)  # actions per state at evaluation
+    tau: float = number(0.005, above=0, most=1)  # step of the target networks
 
 
 def similarity(x: Tensor, y: Tensor, sigma: float, kernel: Kernel) -> Tensor:

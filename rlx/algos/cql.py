@@ -24,6 +24,7 @@ from rlx.algos.sac import actor_loss, alpha_loss
 from rlx.algos.td3_bc import critic_loss
 from rlx.compiling import compilable
 from rlx.errors import require
+from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
 from rlx.nn import Adam, Critic, GaussianActor, polyak, squashed_sample, target_of
 from rlx.returns import td_target
@@ -39,8 +40,8 @@ class CQLConfig(ActorCriticConfig):
     actor_lr: float = 1e-4
     critic_lr: float = 3e-4
     alpha_lr: float = 1e-4
-    alpha: float = 1.0  # first value of the temperature
-    tau: float = 0.005  # step of the target critics
+    alpha: float = number(1.0, read_once=True)  # first value of the temperature
+    tau: float = number(0.005, above=0, most=1)  # step of the target critics
     weight: float = 5.0  # of the conservative gap; 5 or 10 for locomotion
     n_actions: int = 10  # of each of the three kinds of actions in the gap
     lagrange_threshold: float | None = None  # the gap that a learned multiplier allows; None: weight alone

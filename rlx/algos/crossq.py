@@ -22,6 +22,7 @@ from rlx.algos.sac import actor_loss, alpha_loss, critic_loss
 from rlx.batchrenorm import RenormMLP
 from rlx.compiling import compilable
 from rlx.errors import require
+from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
 from rlx.nn import Adam, SquashedSample, gaussian, noise_like, squashed_sample
 from rlx.returns import td_target
@@ -36,11 +37,11 @@ class CrossQConfig(ActorCriticConfig):
     actor_lr: float = 1e-3
     critic_lr: float = 1e-3
     alpha_lr: float = 1e-3
-    beta1: float = 0.5  # of Adam, for the actor and the critics
-    alpha: float = 1.0  # the temperature, or its first value
+    beta1: float = number(0.5, read_once=True)  # of Adam, for the actor and the critics
+    alpha: float = number(1.0, read_once=True)  # the temperature, or its first value
     learn_alpha: bool = True  # move the temperature towards the target entropy
-    target_entropy: float | None = None  # None: -dim(A)
-    policy_delay: int = 3  # updates of the critics per update of the actor and the temperature
+    target_entropy: float | None = number(None, read_once=True)  # None: -dim(A)
+    policy_delay: int = number(3, least=1)  # updates of the critics per update of the actor and the temperature
     renorm_warmup: int = 100_000  # passes of a network before batch renormalisation; plain batch normalisation so far
 
 

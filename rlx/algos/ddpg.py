@@ -19,6 +19,7 @@ from rlx.algos.td3 import actor_loss, explored
 from rlx.algos.td3_bc import critic_loss
 from rlx.compiling import compilable
 from rlx.errors import require
+from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
 from rlx.nn import Adam, Critic, DeterministicActor, polyak, target_of
 from rlx.returns import td_target
@@ -31,7 +32,7 @@ class DDPGConfig(ActorCriticConfig):
     name: str = "ddpg"
     actor_lr: float = 1e-3
     critic_lr: float = 1e-3
-    tau: float = 0.005  # step of the target networks
+    tau: float = number(0.005, above=0, most=1)  # step of the target networks
     exploration_noise: float = 0.1  # std of the noise when collecting
 
 

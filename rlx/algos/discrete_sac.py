@@ -19,6 +19,7 @@ from torch import Tensor
 
 from rlx.compiling import compilable
 from rlx.errors import require
+from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
 from rlx.nn import MLP, Adam, polyak, target_of
 from rlx.returns import td_target
@@ -32,11 +33,11 @@ class DiscreteSACConfig(ActorCriticConfig):
     actor_lr: float = 3e-4
     critic_lr: float = 3e-4
     alpha_lr: float = 3e-4
-    adam_eps: float = 1e-4  # of the actor and the critics
-    alpha: float = 1.0  # the temperature, or its first value
+    adam_eps: float = number(1e-4, read_once=True)  # of the actor and the critics
+    alpha: float = number(1.0, read_once=True)  # the temperature, or its first value
     learn_alpha: bool = True  # move the temperature towards the target entropy
-    target_entropy_scale: float = 0.5  # target entropy as a share of log|A|
-    tau: float = 0.005  # step of the target critics
+    target_entropy_scale: float = number(0.5, read_once=True)  # target entropy as a share of log|A|
+    tau: float = number(0.005, above=0, most=1)  # step of the target critics
 
 
 def critic_loss(q: Tensor, target: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Metrics]:

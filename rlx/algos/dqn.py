@@ -21,6 +21,7 @@ from torch import Tensor
 from rlx.compiling import compilable
 from rlx.distributions import Perceptron
 from rlx.errors import require
+from rlx.fields import number
 from rlx.learner import AlgoConfig, Learner
 from rlx.nn import Adam, initialize, polyak, target_of
 from rlx.returns import td_target
@@ -38,7 +39,7 @@ class DQNConfig(AlgoConfig):
     double: bool = False  # choose the next action by Q, value it by Q'
     dueling: bool = False  # Q as a value and advantages
     target_interval: int = 500  # updates between two moves of Q'
-    tau: float = 1.0  # how far Q' then moves; 1 copies Q
+    tau: float = number(1.0, above=0, most=1)  # how far Q' then moves; 1 copies Q
     epsilon: float = 1.0  # probability of a random action at the start
     epsilon_end: float = 0.05  # and at the end
     epsilon_steps: int = 10_000  # env steps of the policy in between; 0: epsilon stays, or follows a schedule

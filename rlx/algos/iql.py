@@ -25,6 +25,7 @@ from rlx.algos.bc import GaussianPolicy
 from rlx.algos.td3_bc import critic_loss
 from rlx.compiling import compilable
 from rlx.errors import require
+from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
 from rlx.nn import MLP, Adam, Critic, polyak, target_of
 from rlx.returns import td_target
@@ -41,8 +42,8 @@ class IQLConfig(ActorCriticConfig):
     expectile: float = 0.7  # 0.5 values the behaviour policy, towards 1 the best actions of the data
     beta: float = 3.0  # inverse temperature of the advantages; 0 is cloning
     max_weight: float = 100.0  # bound of the weights
-    dropout: float = 0.0  # of the policy
-    tau: float = 0.005  # step of the target critics
+    dropout: float = number(0.0, read_once=True)  # of the policy
+    tau: float = number(0.005, above=0, most=1)  # step of the target critics
     actor_decay_updates: int | None = None  # the actor's learning rate falls to 0 along a cosine; None: it stays
 
 

@@ -26,6 +26,7 @@ from torch import Tensor
 from rlx.compiling import compilable
 from rlx.distributions import Perceptron, Policy
 from rlx.errors import require
+from rlx.fields import number
 from rlx.learner import ActorCriticConfig, AlgoConfig, Learner
 from rlx.nn import Adam
 from rlx.returns import gae
@@ -51,7 +52,7 @@ class PPOConfig(ActorCriticConfig):
     value_coef: float = 0.5
     max_grad_norm: float = 0.5  # of policy and value function together
     target_kl: float | None = None  # stop the epochs once KL(old | new) of a minibatch exceeds 1.5 times this
-    log_std_init: float | None = None  # of box actions scaled to [-1, 1]; None: a std of 1 in the env's units, or less
+    log_std_init: float | None = number(None, read_once=True)  # None: a std of 1 in the env's units, or less
 
 
 RULES: dict[str, Callable[[float], bool]] = {

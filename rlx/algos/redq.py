@@ -21,6 +21,7 @@ from torch import Tensor
 from rlx.algos.sac import actor_loss, alpha_loss, critic_loss
 from rlx.compiling import compilable
 from rlx.errors import require
+from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
 from rlx.nn import Adam, Critic, GaussianActor, polyak, target_of
 from rlx.returns import td_target
@@ -34,13 +35,13 @@ class REDQConfig(ActorCriticConfig):
     actor_lr: float = 3e-4
     critic_lr: float = 3e-4
     alpha_lr: float = 3e-4
-    alpha: float = 1.0  # the temperature, or its first value
+    alpha: float = number(1.0, read_once=True)  # the temperature, or its first value
     learn_alpha: bool = True  # move the temperature towards the target entropy
-    target_entropy: float | None = None  # None: -dim(A)
-    tau: float = 0.005  # step of the target critics
-    critics: int = 10  # size of the ensemble
-    subset: int = 2  # critics behind one target, drawn anew for every critic step
-    policy_delay: int = 20  # critic steps per step of the actor and the temperature: the updates per env step
+    target_entropy: float | None = number(None, read_once=True)  # None: -dim(A)
+    tau: float = number(0.005, above=0, most=1)  # step of the target critics
+    critics: int = number(10, least=1, read_once=True)  # size of the ensemble
+    subset: int = number(2, least=1, most="critics")  # critics behind one target, drawn anew for every critic step
+    policy_delay: int = number(20, least=1)  # critic steps per step of the actor and the temperature
 
 
 class REDQ(Learner):

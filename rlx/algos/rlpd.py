@@ -22,6 +22,7 @@ from torch import Tensor
 from rlx.algos.sac import actor_loss, alpha_loss, critic_loss
 from rlx.compiling import compilable
 from rlx.errors import require
+from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
 from rlx.nn import Adam, Critic, GaussianActor, polyak, target_of
 from rlx.returns import td_target
@@ -35,14 +36,14 @@ class RLPDConfig(ActorCriticConfig):
     actor_lr: float = 3e-4
     critic_lr: float = 3e-4
     alpha_lr: float = 3e-4
-    alpha: float = 1.0  # first value of the temperature
-    target_entropy: float | None = None  # None: -dim(A) / 2
-    tau: float = 0.005  # step of the target critics
-    critics: int = 10  # size of the ensemble
-    subset: int = 2  # critics behind one target, drawn anew for every critic step
+    alpha: float = number(1.0, read_once=True)  # first value of the temperature
+    target_entropy: float | None = number(None, read_once=True)  # None: -dim(A) / 2
+    tau: float = number(0.005, above=0, most=1)  # step of the target critics
+    critics: int = number(10, least=1, read_once=True)  # size of the ensemble
+    subset: int = number(2, least=1, most="critics")  # critics behind one target, drawn anew for every critic step
     layer_norm: bool = True  # keeps the critics from running away outside of the data
     backup_entropy: bool = True  # entropy bonus in the target; off for AntMaze and Adroit
-    policy_delay: int = 20  # critic steps per step of the actor and the temperature: the updates per env step
+    policy_delay: int = number(20, least=1)  # critic steps per step of the actor and the temperature
 
 
 class RLPD(Learner):

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from rlx.compiling import compilable
 from rlx.errors import require
+from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
 from rlx.nn import Adam, Critic, GaussianActor, polyak, target_of
 from rlx.returns import td_target
@@ -33,10 +34,10 @@ class SACConfig(ActorCriticConfig):
     actor_lr: float = 3e-4
     critic_lr: float = 3e-4
     alpha_lr: float = 3e-4
-    alpha: float = 1.0  # the temperature, or its first value
+    alpha: float = number(1.0, read_once=True)  # the temperature, or its first value
     learn_alpha: bool = True  # move the temperature towards the target entropy
-    target_entropy: float | None = None  # None: -dim(A)
-    tau: float = 0.005  # step of the target critics
+    target_entropy: float | None = number(None, read_once=True)  # None: -dim(A)
+    tau: float = number(0.005, above=0, most=1)  # step of the target critics
 
 
 def critic_loss(q: Tensor, target: Tensor) -> tuple[Tensor, Metrics]:

@@ -17,6 +17,7 @@ from torch import Tensor
 from rlx.algos.td3_bc import critic_loss, smoothed
 from rlx.compiling import compilable
 from rlx.errors import require
+from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
 from rlx.nn import Adam, Critic, DeterministicActor, polyak, target_of
 from rlx.returns import td_target
@@ -29,8 +30,8 @@ class TD3Config(ActorCriticConfig):
     name: str = "td3"
     actor_lr: float = 3e-4
     critic_lr: float = 3e-4
-    policy_delay: int = 2  # critic updates per update of the actor and of all targets
-    tau: float = 0.005  # step of the target networks
+    policy_delay: int = number(2, least=1)  # critic updates per update of the actor and of all targets
+    tau: float = number(0.005, above=0, most=1)  # step of the target networks
     target_noise: float = 0.2  # std of the noise on the target policy's action
     target_noise_clip: float = 0.5
     exploration_noise: float = 0.1  # std of the noise when collecting

@@ -24,6 +24,7 @@ from torch import Tensor
 from rlx.algos.sac import actor_loss, alpha_loss
 from rlx.compiling import compilable
 from rlx.errors import require
+from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
 from rlx.nn import MLP, Adam, GaussianActor, polyak, target_of
 from rlx.returns import td_target
@@ -37,13 +38,13 @@ class TQCConfig(ActorCriticConfig):
     actor_lr: float = 3e-4
     critic_lr: float = 3e-4
     alpha_lr: float = 3e-4
-    alpha: float = 1.0  # the temperature, or its first value
+    alpha: float = number(1.0, read_once=True)  # the temperature, or its first value
     learn_alpha: bool = True  # move the temperature towards the target entropy
-    target_entropy: float | None = None  # None: -dim(A)
-    tau: float = 0.005  # step of the target critics
-    critics: int = 5  # size of the ensemble
-    quantiles: int = 25  # values of each critic
-    dropped: int = 2  # of the quantiles, per critic: how pessimistic the target is
+    target_entropy: float | None = number(None, read_once=True)  # None: -dim(A)
+    tau: float = number(0.005, above=0, most=1)  # step of the target critics
+    critics: int = number(5, least=1, read_once=True)  # size of the ensemble
+    quantiles: int = number(25, read_once=True)  # values of each critic
+    dropped: int = number(2, least=0, below="quantiles")  # of the quantiles, per critic: how pessimistic the target is
 
 
 def truncated(quantiles: Tensor, dropped: int) -> Tensor:

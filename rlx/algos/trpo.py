@@ -28,6 +28,7 @@ from rlx.algos.ppo import (
 )
 from rlx.compiling import compilable
 from rlx.distributions import Perceptron, Policy
+from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
 from rlx.nn import Adam
 from rlx.types import Metrics, Rollout, Spec
@@ -49,7 +50,7 @@ class TRPOConfig(ActorCriticConfig):
     line_search_steps: int = 10
     line_search_shrink: float = 0.8
     normalize_advantage: bool = True  # over the rollout
-    log_std_init: float | None = None  # of box actions scaled to [-1, 1]; None: a std of 1 in the env's units, or less
+    log_std_init: float | None = number(None, read_once=True)  # None: a std of 1 in the env's units, or less
 
 
 def conjugate_gradient(

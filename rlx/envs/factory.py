@@ -20,6 +20,7 @@ from omegaconf import MISSING
 from rlx.config import PYTHON, trusted
 from rlx.envs.vector import AsyncEnvs, EnvFault, NativeEnvs, SyncEnvs, VectorEnv, said
 from rlx.errors import UserError, nearest, require, shown
+from rlx.fields import check_numbers, number
 from rlx.system import usable_cpus
 from rlx.types import Goal, Spec
 
@@ -41,10 +42,10 @@ class EnvConfig:
     _target_: str = "rlx.envs.factory.make_vector_env"
     id: str = MISSING  # a registered id, or module:Id to import the module first
     kwargs: dict[str, Any] = field(default_factory=dict)  # passed to gymnasium.make
-    num_envs: int = 1  # environments stepped together
+    num_envs: int = number(1, least=1)  # environments stepped together
     vectorization: str = "auto"  # sync: in this process, async: a process each, native: the env's own, auto: the faster
-    step_timeout: float | None = None  # seconds that a step or a reset of an async env may take; null: no limit
-    max_episode_steps: int | None = None  # another time limit than the registered one
+    step_timeout: float | None = number(None, above=0)  # seconds for a step or a reset of an async env; null: no limit
+    max_episode_steps: int | None = number(None, least=1)  # another time limit than the registered one
     dataset_id: str | None = None  # the Minari dataset that dataset=minari means for this env
     extra: str | None = None  # the extra of rlx that brings its dependencies
 
@@ -215,15 +216,13 @@ def _goal_of(env: gym.Env) -> Goal | None:
 
 def make_vector_env(cfg: EnvConfig, num_envs: int | None = None, trust: Sequence[str] = ()) -> VectorEnv:
     """`num_envs` environments (default: as configured) behind one interface; `trust` as in `make_env`."""
+    check_numbers(cfg, "env")
     n = cfg.num_envs if num_envs is None else num_envs
-    if n < 1:
-        raise UserError(f"env.num_envs={n} is not possible; give at least 1.")
     kind, limit = cfg.vectorization, cfg.step_timeout
     most = MOST_ENVS.get(kind, max(MOST_ENVS.values()))
     if n > most:
         raise UserError(f"env.num_envs={n} is more than rlx makes with env.vectorization={kind}; give at most {most}.")
     if limit is not None:
-        require(limit > 0, f"env.step_timeout={limit} must be above 0; null means no limit.")
         require(
             kind in ("async", "auto"),
             f"env.step_timeout={limit} needs env.vectorization=async: only a process of its own can be ended.",
