@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from rlx.compiling import compilable
-from rlx.errors import require
 from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
 from rlx.losses import alpha_loss, critic_loss, soft_actor_loss
@@ -40,7 +39,7 @@ class RLPDConfig(ActorCriticConfig):
     target_entropy: float | None = number(None, read_once=True)  # None: -dim(A) / 2
     tau: float = number(0.005, above=0, most=1)  # step of the target critics
     critics: int = number(10, least=1, read_once=True)  # size of the ensemble
-    subset: int = number(2, least=1)  # critics behind one target, drawn anew for every critic step
+    subset: int = number(2, least=1, most="critics")  # critics behind one target, drawn anew for every critic step
     layer_norm: bool = True  # keeps the critics from running away outside of the data
     backup_entropy: bool = True  # entropy bonus in the target; off for AntMaze and Adroit
     policy_delay: int = number(20, least=1)  # critic steps per step of actor and temperature: the updates per env step
@@ -53,10 +52,6 @@ class RLPD(Learner):
 
     def __init__(self, cfg: RLPDConfig, spec: Spec):
         super().__init__(cfg, spec)
-        require(
-            cfg.subset <= cfg.critics,
-            f"algo.subset must be at most algo.critics={cfg.critics} (algo.subset={cfg.subset}).",
-        )
         self.policy = SquashedGaussian(spec.obs_dim, spec.action_dim, cfg.actor_layers, init="xavier")
         self.critic = Critic(
             spec.obs_dim, spec.action_dim, cfg.critic_layers, cfg.critics, cfg.layer_norm, init="xavier"

@@ -22,7 +22,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rlx.compiling import compilable
-from rlx.errors import require
 from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
 from rlx.losses import alpha_loss, soft_actor_loss
@@ -44,7 +43,7 @@ class TQCConfig(ActorCriticConfig):
     tau: float = number(0.005, above=0, most=1)  # step of the target critics
     critics: int = number(5, least=1, read_once=True)  # size of the ensemble
     quantiles: int = number(25, least=1, read_once=True)  # values of each critic
-    dropped: int = number(2, least=0)  # of the quantiles, per critic: how pessimistic the target is
+    dropped: int = number(2, least=0, below="quantiles")  # of the quantiles, per critic: how pessimistic the target is
 
 
 def without_largest(quantiles: Tensor, dropped: int) -> Tensor:
@@ -105,10 +104,6 @@ class TQC(Learner):
 
     def __init__(self, cfg: TQCConfig, spec: Spec):
         super().__init__(cfg, spec)
-        require(
-            cfg.dropped < cfg.quantiles,
-            f"algo.dropped must be below algo.quantiles={cfg.quantiles} (algo.dropped={cfg.dropped}).",
-        )
         self.policy = SquashedGaussian(spec.obs_dim, spec.action_dim, cfg.actor_layers)
         self.critic = QuantileCritic(spec.obs_dim, spec.action_dim, cfg.critic_layers, cfg.critics, cfg.quantiles)
         self.target_critic = target_of(self.critic)

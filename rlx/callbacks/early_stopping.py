@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlx.callbacks.bus import Callback
 from rlx.errors import UserError, nearest
+from rlx.fields import check_numbers, number
 
 if TYPE_CHECKING:
     from rlx.trainers.trainer import Trainer
@@ -23,7 +24,9 @@ class EarlyStoppingConfig:
     _target_: str = "rlx.callbacks.early_stopping.EarlyStopping"
     metric: str = "eval/return_mean"  # any metric of a train or eval row
     mode: str = "max"  # "max": higher is better; "min": lower is better
-    patience: int | None = 10  # rows of this metric in a row without improvement; null: never for this reason
+    patience: int | None = number(
+        10, least=1
+    )  # rows of this metric in a row without improvement; null: never for this reason
     min_delta: float = 0.0  # an improvement has to be larger than this
     min_steps: int = 0  # rows before this step of the regime's clock neither count nor stop
     threshold: float | None = None  # stop as soon as the metric is at least (mode min: at most) this
@@ -37,8 +40,7 @@ class EarlyStopping(Callback):
     def __init__(self, cfg: EarlyStoppingConfig):
         if cfg.mode not in ("max", "min"):
             raise UserError(f"callbacks.early_stopping.mode is {cfg.mode!r}; expected max or min.")
-        if cfg.patience is not None and cfg.patience < 1:
-            raise UserError(f"callbacks.early_stopping.patience is {cfg.patience}; expected at least 1, or null.")
+        check_numbers(cfg, "callbacks.early_stopping")
         if cfg.patience is None and cfg.threshold is None:
             raise UserError("Early stopping has no rule: set patience or threshold below callbacks.early_stopping.")
         self.cfg = cfg

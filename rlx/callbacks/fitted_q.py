@@ -20,6 +20,7 @@ from rlx.callbacks import crossed
 from rlx.callbacks.bus import Callback
 from rlx.callbacks.metrics import INTERRUPTED
 from rlx.errors import UserError
+from rlx.fields import number
 from rlx.learner import Learner
 from rlx.nn import Adam, Critic, polyak, target_of
 from rlx.returns import td_target
@@ -35,11 +36,11 @@ class FittedQConfig:
     """How the estimate is fitted; how often: `trainer.eval_interval`."""
 
     _target_: str = "rlx.callbacks.fitted_q.FittedQ"
-    updates: int = 2000  # steps of each fit
-    batch_size: int = 256
+    updates: int = number(2000, least=0)  # steps of each fit
+    batch_size: int = number(256, least=1)
     hidden: list[int] = field(default_factory=lambda: [64, 64])
-    lr: float = 1e-3
-    tau: float = 0.05  # step of the target network
+    lr: float = number(1e-3, above=0)
+    tau: float = number(0.05, above=0, most=1)  # step of the target network
     keep_best: bool = False  # save the policy of the highest value as `best`
 
 

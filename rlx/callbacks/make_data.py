@@ -37,6 +37,7 @@ from rlx.data.minari import Episode, load_episodes, minari_root, write_minari
 from rlx.envs.evaluation import MOST_EPISODES
 from rlx.envs.factory import make_vector_env
 from rlx.errors import UserError
+from rlx.fields import check_numbers, number
 from rlx.files import read_bounded, write_atomically
 from rlx.rng import seeded
 
@@ -55,8 +56,8 @@ class MakeDataConfig:
     _target_: str = "rlx.callbacks.make_data.MakeData"
     prefix: str = ""  # of the dataset ids, such as rlx/hopper
     medium_return: float = 0.0  # an evaluation that reaches this is the medium policy
-    episodes: int = 100  # of the medium and of the expert dataset
-    noise: float = 0.1  # std of the noise on actions
+    episodes: int = number(100, least=1, most=MOST_EPISODES)  # of the medium and of the expert dataset
+    noise: float = number(0.1, least=0)  # std of the noise on actions
 
 
 def _read_mark(file: Path) -> str | None:
@@ -83,10 +84,7 @@ class MakeData(Callback):
                 f"callbacks.make_data.prefix={cfg.prefix} is not the beginning of a dataset id; give one such as "
                 "rlx/hopper."
             )
-        if not 1 <= cfg.episodes <= MOST_EPISODES:
-            raise UserError(
-                f"callbacks.make_data.episodes={cfg.episodes} is not possible; give 1 to {MOST_EPISODES:,}."
-            )
+        check_numbers(cfg, "callbacks.make_data")
         self.cfg = cfg
         self.medium = False  # has it been written
         self.mark = ""  # in the description of what this run writes

@@ -19,6 +19,7 @@ from rlx.callbacks import crossed
 from rlx.callbacks.bus import Callback
 from rlx.callbacks.fitted_q import refuse_memory
 from rlx.errors import UserError
+from rlx.fields import number
 from rlx.nn import Critic
 from rlx.returns import td_target
 from rlx.rng import seeded
@@ -33,7 +34,7 @@ class QValuesConfig:
     """How many rows are looked at; how often: `trainer.eval_interval`."""
 
     _target_: str = "rlx.callbacks.q_values.QValues"
-    rows: int = 1024  # of the dataset, drawn once
+    rows: int = number(1024, least=1)  # of the dataset, drawn once
 
 
 class QValues(Callback):

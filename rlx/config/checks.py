@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Iterator
 from dataclasses import is_dataclass
 from typing import Any
 
@@ -11,11 +12,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlx.config.errors import explain
-from rlx.config.schemas import learners, schemas
+from rlx.config.schemas import GROUPS, learners, schemas
 from rlx.config.trust import class_of
 from rlx.errors import UserError, require, shown
 from rlx.fields import check_numbers
 from rlx.learner import Learner, check_algo
+from rlx.schedules import MIXTURE
 from rlx.system import AUTO
 from rlx.types import Spec
 
@@ -35,21 +37,29 @@ def validate(cfg: DictConfig) -> None:
     """Numbers that no run can use."""
     for group in ("algo", "replay", "reward", "schedule", "trainer"):
         check_finite(group, OmegaConf.to_container(cfg[group], resolve=True))
-    trainer = OmegaConf.to_object(cfg.trainer)
-    if is_dataclass(trainer):
-        check_numbers(trainer, "trainer")
-        for name, phase in getattr(trainer, "phases", {}).items():
-            check_numbers(phase, f"trainer.phases.{name}")
+    for group, config in config_objects(cfg):
+        check_numbers(config, group)
     check_algo(OmegaConf.to_container(cfg.algo, resolve=True))  # type: ignore[arg-type]
     threads = cfg.threads
     if threads not in (None, AUTO) and not (isinstance(threads, int) and 1 <= threads <= MOST_THREADS):
         raise UserError(f"threads must be an integer from 1 to {MOST_THREADS}, or {AUTO} (threads={threads}).")
     check_seed(cfg.seed)
-    limit = cfg.env.max_episode_steps
-    if limit is not None and limit < 1:
-        raise UserError(f"env.max_episode_steps must be at least 1, or null for the env's own ({limit} was given).")
     if cfg.dataset is None and cfg.reward.get("normalize_return"):
         raise UserError("reward.normalize_return is fitted on a dataset and there is none; use reward=running_norm.")
+
+
+def config_objects(cfg: DictConfig) -> Iterator[tuple[str, Any]]:
+    """The dataclasses that the parts of a config are made from, by their places; parts of the user's own have none."""
+    for group in GROUPS:
+        nodes = {group: cfg[group]}
+        if group in ("callbacks", "logger"):
+            nodes = {f"{group}.{name}": node for name, node in (cfg[group] or {}).items()}
+        for place, node in nodes.items():
+            if isinstance(node, DictConfig) and is_dataclass(OmegaConf.get_type(node)):
+                config: Any = OmegaConf.to_object(node)
+                yield place, config
+                for name, phase in getattr(config, "phases", {}).items():
+                    yield f"{place}.phases.{name}", phase
 
 
 def check_finite(key: str, value: Any) -> None:
@@ -92,7 +102,7 @@ def check_regime(cfg: DictConfig) -> None:
             f"{_choices(lambda c: 'on_policy' not in c.regimes)}."
         )
     if getattr(class_of(cfg.replay, cfg.trust), "prioritized", False):
-        mixes = cfg.dataset is not None and "offline_batch_ratio" in cfg.schedule.targets
+        mixes = cfg.dataset is not None and not MIXTURE.isdisjoint(cfg.schedule.targets)
         check_prioritized(name, cls, reads_data or mixes)
     if str(cfg.replay._target_) != schemas()["replay/uniform"]()._target_:
         require(
@@ -108,6 +118,12 @@ def check_regime(cfg: DictConfig) -> None:
     if all(phase.updates == 0 for phase in phases):
         raise UserError("trainer.phases has no phase that does anything; choose a regime such as trainer=off_policy.")
     check_phases(cfg)
+    lengths = {phase.collect for phase in phases if phase.on_policy}
+    if len(lengths) > 1:
+        raise UserError(
+            f"All on-policy phases must collect the same number of steps, and trainer.phases has {sorted(lengths)}; "
+            "set trainer.rollout_length, which is for all of them."
+        )
     budgets = ("max_env_steps", "max_updates", "max_epochs", "max_seconds")
     if all(cfg.trainer[key] is None for key in budgets):
         raise UserError(f"The run has no budget; set one of {', '.join(f'trainer.{b}' for b in budgets)}.")

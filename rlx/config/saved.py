@@ -57,6 +57,7 @@ def load_config(
     if not isinstance(values, dict) or not all(isinstance(values.get(group), dict) for group in REQUIRED):
         raise UserError(f"The saved config is not whole; it needs {', '.join(REQUIRED)}. Restore it from a checkpoint.")
     values = {**values, "trust": list(trust)}
+    _complete_phases(values["trainer"])
     try:
         changes = OverridesParser.create().parse_overrides(list(overrides))
         replaced = _replaced(changes)
@@ -84,6 +85,14 @@ def load_config(
     except (hydra.errors.HydraException, OmegaConfBaseException, ValueError, TypeError, RecursionError) as error:
         raise UserError(shown(explain(error, overrides), 1000)) from error
     return cfg
+
+
+def _complete_phases(trainer: dict[str, Any]) -> None:
+    """Phases of older configs do not have `min_buffer_size`, which the trainer had for them."""
+    phases = trainer.get("phases")
+    for phase in phases.values() if isinstance(phases, dict) else ():
+        if isinstance(phase, dict) and "min_buffer_size" in trainer:
+            phase.setdefault("min_buffer_size", "${trainer.min_buffer_size}")
 
 
 def typed(values: dict[str, Any], trust: Sequence[str] = ()) -> DictConfig:
@@ -239,7 +248,8 @@ def loggers(cfg: DictConfig) -> dict[str, Any]:
 
 def refuse_change(saved: Any, cfg: DictConfig) -> None:
     """Some values belong to what a checkpoint holds and cannot change in the middle of a run."""
-    for key in ("seed", "env.id", "env.num_envs", "replay.capacity", "trainer.rollout_length"):
+    rollouts = [f"trainer.phases.{name}.collect" for name, phase in cfg.trainer.phases.items() if phase.on_policy]
+    for key in ("seed", "env.id", "env.num_envs", "replay.capacity", "trainer.rollout_length", *rollouts):
         before, now = OmegaConf.select(saved, key), OmegaConf.select(cfg, key)
         if before != now and not (isinstance(before, str) and references(before) is None):
             raise UserError(f"{key} was {before} and cannot become {now} in the middle of a run; start a new run.")

@@ -190,8 +190,8 @@ def _goal_of(env: gym.Env) -> Goal | None:
 
 def make_vector_env(cfg: EnvConfig, num_envs: int | None = None, trust: Sequence[str] = ()) -> VectorEnv:
     """`num_envs` environments (default: as configured) behind one interface; `trust` as in `make_env`."""
-    n = cfg.num_envs if num_envs is None else num_envs
     check_numbers(cfg, "env")
+    n = cfg.num_envs if num_envs is None else num_envs
     check_number(cfg, "num_envs", n, "env")
     kind, limit = cfg.vectorization, cfg.step_timeout
     most = MOST_ENVS.get(kind, max(MOST_ENVS.values()))

@@ -38,6 +38,7 @@ from rlx.fields import number
 from rlx.learner import Learner
 from rlx.rewards import RewardTransform
 from rlx.run_folder import ERROR_FILE
+from rlx.schedules import MIXTURE
 from rlx.system import INTERRUPTS
 from rlx.trainers.failures import diverged, explained, way_on
 from rlx.trainers.guard import Guard
@@ -58,19 +59,23 @@ BUDGETS = ("max_env_steps", "max_updates", "max_epochs", "max_seconds", "complet
 class Phase:
     """Repeat {collect env steps, make updates} until the budget is spent."""
 
-    collect: int = number(0, least=0)  # vector steps per iteration; 0: offline, one update per iteration
+    collect: int = number(0, least=0, read_once=True)  # vector steps per iteration; 0: offline, one update each
     on_policy: bool = False  # learn from each rollout once instead of from a replay
-    updates: int | None = number(None, least=0)  # budget in updates; null: until the run's budget ends it
-    env_steps: int | None = number(None, least=0)  # budget in env steps; null: until the run's budget ends it
-    updates_per_step: float = number(1.0, above=0)  # updates for each env step once learning has started
-    random_steps: int = number(0, least=0)  # env steps with random actions at the beginning of the phase
-    start_after: int = number(0, least=0)  # env steps before the first update
+    updates: int | None = number(None, least=0, read_once=True)  # budget in updates; null: until the run's ends it
+    env_steps: int | None = number(None, least=0, read_once=True)  # budget in env steps; null: until the run's ends it
+    updates_per_step: float = number(1.0, above=0, read_once=True)  # updates per env step once learning has started
+    random_steps: int = number(0, least=0, read_once=True)  # env steps with random actions when the phase begins
+    start_after: int = number(0, least=0, read_once=True)  # env steps before the first update
+    min_buffer_size: int = number(0, least=0, read_once=True)  # transitions in the replay before the first update
     offline_fraction: float = number(0.0, least=0, most=1)  # share of every batch drawn from the dataset
 
 
 @dataclass
 class TrainerConfig:
-    """Budgets and intervals, in steps of the regime, and the phases that make a regime."""
+    """Budgets and intervals, in steps of the regime, and the phases that make a regime.
+
+    Keys that are about phases, such as `offline_batch_ratio`, are interpolated into them; only phases are read.
+    """
 
     _target_: str = "rlx.trainers.trainer.Trainer"
     regime: str = ""  # how the regime is called: off_policy, on_policy, offline, offline_to_online
@@ -135,8 +140,9 @@ class Trainer:
         self._looked = 0  # steps when it last looked
         self.device = next(iter(learner.parameters())).device
         self._clock = time.perf_counter()
-        if any(p.on_policy for p in settings.phases.values()) and collector is not None:
-            self.rollout = RolloutBuffer(settings.rollout_length, collector.num_envs, self.spec)
+        lengths = [p.collect for p in settings.phases.values() if p.on_policy]  # all the same
+        if lengths and collector is not None:
+            self.rollout = RolloutBuffer(lengths[0], collector.num_envs, self.spec)
         self._snapshot = Snapshot(self)
 
     # -- the loop --------------------------------------------------------------------------------------------------
@@ -228,7 +234,7 @@ class Trainer:
 
     def _mixes(self, phase: Phase) -> bool:
         """Do its batches hold prior data, now or later?"""
-        return phase.offline_fraction > 0 or "offline_batch_ratio" in self.cfg.schedule.targets
+        return phase.offline_fraction > 0 or not MIXTURE.isdisjoint(self.cfg.schedule.targets)
 
     def _batches(self, phase: Phase, source: Replay | Mixture | RolloutBuffer) -> Iterator[Batch | Rollout]:
         """The batches of this iteration: as many as are due."""
@@ -245,7 +251,7 @@ class Trainer:
         state = self.state
         due = 1
         if phase.collect > 0 and not phase.on_policy:
-            first = max(phase.random_steps, phase.start_after, self.settings.min_buffer_size)
+            first = max(phase.random_steps, phase.start_after, phase.min_buffer_size)
             learning_steps = state.phase_env_steps - first
             due = math.floor(phase.updates_per_step * max(0, learning_steps) + 1e-9) - state.phase_updates
         for limit, made in ((phase.updates, state.phase_updates), (self.settings.max_updates, state.updates)):
