@@ -28,7 +28,7 @@ class NoisyAgent:
 
     def act(self, obs: ObsArray) -> np.ndarray:
         action = self._agent.act(obs)
-        return _disturbed(action, self._spec, self._noise, self._rng) if self._noise else action
+        return add_noise(action, self._spec, self._noise, self._rng) if self._noise else action
 
     def begin(self, lanes: Sequence[int]) -> None:
         self._agent.begin(lanes)
@@ -37,7 +37,7 @@ class NoisyAgent:
         self._agent.feedback(reward)
 
 
-def _disturbed(action: np.ndarray, spec: Spec, noise: float, rng: np.random.Generator) -> np.ndarray:
+def add_noise(action: np.ndarray, spec: Spec, noise: float, rng: np.random.Generator) -> np.ndarray:
     if spec.action_kind == "box":
         _, _, limit = box_scale(np.array(spec.action_low), np.array(spec.action_high))
         return np.clip(action + noise * rng.standard_normal(action.shape), -limit, limit).astype(np.float32)

@@ -192,11 +192,13 @@ class Trainer:
             return
         source: Any = self._source(phase)
         state = self.state
+        self._load_collector(phase)
         while not state.should_stop and not self._spent(phase):
             self._collect(phase)
             if self.interrupt and state.collected < phase.collect and self._room(phase):
                 self.stop(self.interrupt)
                 return
+            version = state.updates
             for batch in self._batches(phase, source):
                 metrics = self.learner.update(batch)
                 if isinstance(batch, Batch) and batch.index is not None:
@@ -207,6 +209,8 @@ class Trainer:
                     state.steps += 1
                 self._guard.note(metrics)
                 self.bus.emit("update", self, metrics)
+            if state.updates > version:
+                self._load_collector(phase)
             state.collected = 0
             state.epoch = state.steps // self.settings.epoch_length
             self._tick()
@@ -264,19 +268,26 @@ class Trainer:
             return True
         return phase.collect > 0 and not self._room(phase)
 
+    def _load_collector(self, phase: Phase) -> None:
+        """Have the newest weights act."""
+        if self.collector is not None and phase.collect > 0:
+            random_steps = max(0, phase.random_steps - self.state.phase_env_steps)
+            self.collector.load(self.learner.state_dict, self.state.updates, {RANDOM_STEPS: random_steps})
+
     def _collect(self, phase: Phase) -> None:
         """Act until the iteration has its steps. Stops early at the budget, or at an interrupt."""
         if phase.collect == 0:
             return
         state, collector = self.state, self.collector
         assert collector is not None  # a phase that collects has one
-        random_steps = max(0, phase.random_steps - state.phase_env_steps)
-        collector.load(self.learner.state_dict, state.updates, {RANDOM_STEPS: random_steps})
         store: Any = self.rollout if phase.on_policy else self.replay
         left = min(phase.collect - state.collected, self._room(phase))
         while left > 0 and not self.interrupt:
             steps = collector.collect(left)
-            store.add(*steps[:6], *((steps.carry,) if phase.on_policy else ()))
+            if phase.on_policy:
+                store.add(*steps[:6], steps.carry)
+            else:
+                store.add(*steps[:6])
             taken = len(steps.reward)
             left -= taken // collector.num_envs
             state.collected += taken // collector.num_envs

@@ -166,6 +166,11 @@ def test_the_mixture_that_was_used_is_logged(tmp_path: Path) -> None:
     assert set(logged) == {5 / 16}  # of a batch of 16, what is nearest to 30 %
 
 
+def test_a_phase_is_the_one_truth_about_its_mixture(tmp_path: Path) -> None:
+    train(tmp_path, "offline_to_online", "trainer.phases.online.offline_fraction=0.75", "trainer.pretrain_updates=0")
+    assert {r["data/prior_fraction"] for r in rows(tmp_path / "run") if r["kind"] == "train"} == {12 / 16}
+
+
 def test_rewards_are_transformed_for_the_learner_and_raw_in_evaluation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
