@@ -18,6 +18,7 @@ import json
 import platform
 import re
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ SMALL: dict[str, dict[str, Any]] = {  # besides hidden layers of 24 and 16
     "cql": {"bc_updates": 10},
     "crossq": {"critic_hidden": [32, 24], "renorm_warmup": 12},
     "dqn": {"target_interval": 10},
+    "ppo_lstm": {"lstm_hidden": [12, 12]},
 }
 FLAGS: dict[str, dict[str, Any]] = {  # branches that the defaults leave out, by "algorithm:what"
     "bc:gaussian": {"gaussian": True},
@@ -47,6 +49,7 @@ FLAGS: dict[str, dict[str, Any]] = {  # branches that the defaults leave out, by
     "cal_ql:lagrange": {"lagrange_threshold": 0.8},
     "dqn:double": {"target_interval": 10, "double": True, "dueling": True},
     "sac:normalized": {"normalize_obs": True},
+    "ppo_lstm:shared": {"shared_lstm": True, "normalize_obs": True, "clip_range_value": 0.2, "entropy_coef": 0.01},
     "ppo:normalized": {"normalize_obs": True, "clip_range_value": 0.2, "entropy_coef": 0.01, "target_kl": 0.05},
 }
 
@@ -79,12 +82,13 @@ def transitions(spec: Spec, random: torch.Generator) -> Batch:
     return Batch(obs, action, reward, next_obs, terminated, torch.full((ROWS,), 0.99), mc_return=5.0 * mc_return)
 
 
-def rollout(spec: Spec, random: torch.Generator) -> Rollout:
+def rollout(learner: Learner, spec: Spec, random: torch.Generator) -> Rollout:
     obs = torch.randn(33, 2, *spec.obs_shape, generator=random)
     reward = torch.randn(32, 2, generator=random)
     ends = torch.rand(32, 2, generator=random)
     terminated, truncated = (ends < 0.05).float(), (ends > 0.95).float()
-    return Rollout(obs[:-1], actions(spec, (32, 2), random), reward, obs[1:], terminated, truncated)
+    action, carry = actions(spec, (32, 2), random), learner.actor.initial(2)
+    return Rollout(obs[:-1], action, reward, obs[1:], terminated, truncated, carry)
 
 
 def digest(name: str, spec: Spec, settings: dict[str, Any]) -> str:
@@ -92,7 +96,7 @@ def digest(name: str, spec: Spec, settings: dict[str, Any]) -> str:
     random = torch.Generator().manual_seed(1)
     cfg = schemas()[f"algo/{name}"](hidden=[24, 16], **({"batch_size": ROWS} | settings))
     learner: Learner = learners()[name](cfg, spec)
-    draw = rollout if "on_policy" in learner.regimes else transitions
+    draw = partial(rollout, learner) if "on_policy" in learner.regimes else transitions
     text = hashlib.sha256()
     for _ in range(UPDATES):
         take(text, learner.update(draw(spec, random)))

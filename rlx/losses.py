@@ -122,6 +122,12 @@ def standardized(advantage: Tensor) -> Tensor:
     return (advantage - mean) / (std + 1e-8)
 
 
+def approximate_kl(log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
+    """KL(old | new) from samples of old: E[rho - 1 - log rho], never negative (Schulman, 2020)."""
+    log_ratio = log_prob - old_log_prob
+    return (log_ratio.exp() - 1.0 - log_ratio).mean()
+
+
 def explained_variance(value: Tensor, returns: Tensor) -> Tensor:
     """1: the values predict the returns; 0: no better than a constant."""
     return 1.0 - (returns - value).var(correction=0) / returns.var(correction=0).clamp_min(1e-8)

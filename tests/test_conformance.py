@@ -57,7 +57,8 @@ def clone(batch: Any) -> Any:
     if isinstance(batch, Tensor):
         return batch.clone()
     if isinstance(batch, tuple):
-        return type(batch)(*(clone(x) for x in batch))
+        parts = [clone(x) for x in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else tuple(parts)
     return batch
 
 
@@ -217,7 +218,7 @@ def test_it_acts_within_the_spec(name: str, kind: str, trained: Any) -> None:
         assert (learner.act(loud, explore=False).abs() <= 1.0).all()
 
 
-UNBOUNDED = {"ppo", "a2c", "trpo"}  # Gaussian means without a squash: the env layer clips them
+UNBOUNDED = {"ppo", "ppo_lstm", "a2c", "trpo"}  # Gaussian means without a squash: the env layer clips them
 
 
 @every_algorithm

@@ -18,7 +18,7 @@ HEAVY = ("h5py", "minari", "wandb", "PIL", "rich", "ray", "torch.utils.tensorboa
 LAYERS = (
     ("rlx.errors", "rlx.fields", "rlx.files", "rlx.paths", "rlx.choices", "rlx.reporting", "rlx.types", "rlx.obs",
      "rlx.compiling", "rlx.schedules", "rlx.rng", "rlx.cli"),
-    ("rlx.system", "rlx.nn", "rlx.returns", "rlx.distributions", "rlx.vae", "rlx.batchrenorm"),
+    ("rlx.system", "rlx.nn", "rlx.returns"),
     ("rlx.learner", "rlx.losses"),
     ("rlx.algos", "rlx.config"),
     ("rlx.restoring", "rlx.run_folder", "rlx.rewards"),

@@ -123,6 +123,7 @@ SETTINGS = {
     "goal_env": ("off_policy", "env=point_goal"),
     "hindsight": ("off_policy", "algo=her", "env=point_goal", "env.num_envs=2"),
     "hindsight_overwritten": ("off_policy", "algo=td3", "env=point_goal", "replay=hindsight", "replay.capacity=70"),
+    "memory": ("on_policy", "algo=ppo_lstm", "env=recall", "env.num_envs=3", "algo.lstm_hidden=[8]"),
     "native": ("on_policy", "env.num_envs=2", "env.vectorization=native"),
 }
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from rlx.compiling import compilable
 from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
-from rlx.losses import Experience, experience, explained_variance, standardized
+from rlx.losses import Experience, approximate_kl, experience, explained_variance, standardized
 from rlx.nn import OBS_CLIP, ActionHead, Adam, Perceptron, running_moments
 from rlx.types import Metrics, Rollout, Spec
 
@@ -69,12 +69,6 @@ def value_loss(value: Tensor, old_value: Tensor, returns: Tensor, clip_range: fl
     bound = old_value + moved.clamp(-clip_range, clip_range) - returns
     stuck = (moved.abs() > clip_range) & (bound.abs() > error.abs())  # the worse one is the bound: it has no slope
     return torch.where(stuck, bound, error).square().mean(), error.masked_fill(stuck, 0.0).mul_(2.0 / len(error))
-
-
-def approximate_kl(log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
-    """KL(old | new) from samples of old: E[rho - 1 - log rho], never negative (Schulman, 2020)."""
-    log_ratio = log_prob - old_log_prob
-    return (log_ratio.exp() - 1.0 - log_ratio).mean()
 
 
 class PPO(Learner):

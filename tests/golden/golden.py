@@ -91,7 +91,11 @@ def spec_of(sizes: dict[str, int]) -> Spec:
 def batches_of(columns: dict[str, Tensor], discount: float) -> list[Any]:
     """Columns [N, ...] of N updates; time-first rollouts have `truncated`, batches have no need of it."""
     if "truncated" in columns:
-        return [Rollout(**{k: v[i] for k, v in columns.items()}) for i in range(len(columns["obs"]))]
+        parts = [columns.pop(key) for key in sorted(columns) if key.startswith("carry.")]
+        return [
+            Rollout(**{k: v[i] for k, v in columns.items()}, carry=tuple(part[i] for part in parts))
+            for i in range(len(columns["obs"]))
+        ]
     columns.setdefault("discount", torch.full_like(columns["reward"], discount))
     return [Batch(**{k: v[i] for k, v in columns.items()}) for i in range(len(columns["obs"]))]
 
