@@ -20,7 +20,7 @@ LAYERS = (
      "rlx.compiling", "rlx.schedules", "rlx.rng", "rlx.cli"),
     ("rlx.system", "rlx.nn", "rlx.returns"),
     ("rlx.learner", "rlx.losses"),
-    ("rlx.algos", "rlx.config"),
+    ("rlx.algos", "rlx.config", "rlx.agent"),
     ("rlx.restoring", "rlx.run_folder", "rlx.rewards"),
     ("rlx.data", "rlx.envs", "rlx.policy", "rlx.checkpoint"),
     ("rlx.callbacks", "rlx.loggers", "rlx.collectors"),
