@@ -26,7 +26,7 @@ from torch import Tensor
 
 from rlx.config import learners, schemas
 from rlx.learner import Learner
-from rlx.types import Batch, Rollout, Spec
+from rlx.types import Batch, Rollout, Spec, Windows
 
 STORED = Path(__file__).with_suffix(".json")
 UPDATES, ROWS = 45, 32
@@ -40,6 +40,7 @@ SMALL: dict[str, dict[str, Any]] = {  # besides hidden layers of 24 and 16
     "cql": {"bc_updates": 10},
     "crossq": {"critic_hidden": [32, 24], "renorm_warmup": 12},
     "dqn": {"target_interval": 10},
+    "dt": {"context": 6, "width": 16, "layers": 2, "heads": 2, "warmup_updates": 10, "max_episode_length": 20},
 }
 FLAGS: dict[str, dict[str, Any]] = {  # branches that the defaults leave out, by "algorithm:what"
     "bc:gaussian": {"gaussian": True},
@@ -87,12 +88,26 @@ def rollout(spec: Spec, random: torch.Generator) -> Rollout:
     return Rollout(obs[:-1], actions(spec, (32, 2), random), reward, obs[1:], terminated, truncated)
 
 
+def windows(spec: Spec, random: torch.Generator) -> Windows:
+    """Six steps each, up to five of which are padded."""
+    obs = torch.randn(ROWS, 6, *spec.obs_shape, generator=random)
+    reward, return_to_go = torch.randn(2, ROWS, 6, generator=random)
+    padded, first = torch.randint(6, (2, ROWS, 1), generator=random)
+    mask = (torch.arange(6) >= padded).float()
+    timestep = (first + torch.arange(6) - padded) * mask.long()
+    action = actions(spec, (ROWS, 6), random)
+    return Windows(obs, action, reward, 500.0 * return_to_go, torch.zeros(ROWS, 6), timestep, mask)
+
+
+DRAWN: dict[type, Any] = {Batch: transitions, Rollout: rollout, Windows: windows}
+
+
 def digest(name: str, spec: Spec, settings: dict[str, Any]) -> str:
     torch.manual_seed(0)
     random = torch.Generator().manual_seed(1)
     cfg = schemas()[f"algo/{name}"](hidden=[24, 16], **({"batch_size": ROWS} | settings))
     learner: Learner = learners()[name](cfg, spec)
-    draw = rollout if "on_policy" in learner.regimes else transitions
+    draw = rollout if "on_policy" in learner.regimes else DRAWN[learner.reads]
     text = hashlib.sha256()
     for _ in range(UPDATES):
         take(text, learner.update(draw(spec, random)))

@@ -356,13 +356,16 @@ def resume(arguments: list[str]) -> int:
 
 
 def evaluate(arguments: list[str]) -> int:
+    from rlx.config import learners
     from rlx.overrides import take_trust
     from rlx.workflows import evaluate as evaluate_policy
 
     path = _path(arguments, VERBS["evaluate"].usage)
     as_json = "--json" in arguments
     trust = take_trust(arguments)
-    options = _options([a for a in arguments if a != "--json"], {"episodes": int, "seed": int}, "evaluate")
+    kinds: dict[str, Callable[[str], Any]] = {"episodes": int, "seed": int}
+    kinds |= {option: float for cls in learners().values() for option in cls.options}
+    options = _options([a for a in arguments if a != "--json"], kinds, "evaluate")
     found = evaluate_policy(path, **options, trust=trust)
     if as_json:
         sys.stdout.write(json.dumps(found) + "\n")
@@ -453,9 +456,10 @@ VERBS = {
     ),
     "evaluate": Verb(
         evaluate,
-        "evaluate RUN_OR_CHECKPOINT [episodes=10] [seed=0] [--json]",
+        "evaluate RUN_OR_CHECKPOINT [episodes=10] [seed=0] [target_return=NUMBER] [--json]",
         "raw returns of the deterministic policy\n\n"
         "A run folder stands for its best checkpoint. --json prints all returns.\n"
+        "target_return is what a policy of algo=dt is asked for.\n"
         "trust=[MODULE,...] allows code from your own modules.",
     ),
     "predict": Verb(

@@ -458,6 +458,10 @@ def load_prior(
     if learner.cfg.normalize_obs:
         mean, std = dataset.obs_statistics()
         learner.set_normalizer(torch.from_numpy(mean), torch.from_numpy(std))
+    if learner.needs_returns:
+        if not np.array_equal(dataset.reward, dataset.raw_reward):
+            raise UserError(f"algo={cfg.algo.name} is told returns in the env's units; use reward=identity.")
+        learner.set_returns(torch.from_numpy(dataset.returns()))
     return dataset, DatasetReplay(dataset, spec, cfg.algo.discount, cfg.replay.n_step, int(cfg.seed))
 
 
@@ -737,18 +741,21 @@ def evaluate(
     seed: int = 0,
     trust: tuple[str, ...] = (),
     env: EnvLike | None = None,
+    **options: float,
 ) -> dict[str, Any]:
     """Raw returns of the deterministic policy in fresh environments: those of the run, or what `env` makes.
 
-    path   a run folder, which stands for its best checkpoint, or a checkpoint folder
-    trust  modules besides rlx whose code may be used
-    env    an env or a function that makes one, with the spaces that the policy was trained with
+    path     a run folder, which stands for its best checkpoint, or a checkpoint folder
+    trust    modules besides rlx whose code may be used
+    env      an env or a function that makes one, with the spaces that the policy was trained with
+    options  numbers that the policy takes when it acts: target_return=3000 of a Decision Transformer
     """
     if episodes < 1:
         raise UserError(f"episodes must be at least 1 (episodes={episodes}).")
     check_seed(seed)
     learner, cfg, envs, env_id = _restore_to_act(path, trust, env, episodes)
     try:
+        learner.set_options(options)
         found = evaluate_learner(learner, envs, episodes, seed)
     finally:
         envs.close()
@@ -758,6 +765,7 @@ def evaluate(
         "checkpoint": str(find_checkpoint(Path(path))),
         "episodes": episodes,
         "seed": seed,
+        **options,
         **found.metrics(env_id),
         "returns": found.returns.tolist(),
     }

@@ -7,13 +7,13 @@
     loss       mean of (action - a_t)^2 over real positions, not over padded ones; cross entropy for discrete actions
     acting     R_1 = target_return, R_{t+1} = R_t - r_t; the last `context` steps are remembered
 
-Returns are sums without a discount, in the env's units. Without a target_return the policy asks for the highest return of
-the dataset; `python -m rlx evaluate RUN target_return=3000` asks for another one. `hidden` is not used: width and layers
-say how large the network is.
+Returns are sums without a discount, in the env's units. Without a target_return the policy asks for the highest return
+of the dataset; `python -m rlx evaluate RUN target_return=3000` asks for another one. `hidden` is not used: width and
+layers say how large the network is.
 
-As in the authors' code for Gym: ReLU (their Atari code has GELU); AdamW decays all parameters; weights within the blocks
-start at N(0, 0.02). Differences: their dropout of embeddings is 0.1 whatever the other one is; they standardise with
-std + 1e-6, we with std + 1e-3; their heads for states and returns, which they do not train either, are left out.
+As in the authors' code for Gym: ReLU (their Atari code has GELU); AdamW decays all parameters; weights within the
+blocks start at N(0, 0.02). Differences: their dropout of embeddings is 0.1 whatever the other one is; they standardise
+with std + 1e-6, we with std + 1e-3; their heads for states and returns, which they do not train either, are left out.
 """
 
 from __future__ import annotations
@@ -106,7 +106,8 @@ class Block(nn.Module):
         query, key, value = heads.permute(2, 0, 3, 1, 4)  # [B, heads, T, width / heads] each
         scores = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
         weights = scores.masked_fill(~seen[:, None], -torch.inf).softmax(-1)
-        return self.attention_out((F.dropout(weights, dropout) @ value).transpose(1, 2).flatten(2))
+        mixed: Tensor = self.attention_out((F.dropout(weights, dropout) @ value).transpose(1, 2).flatten(2))
+        return mixed
 
 
 class DecisionTransformer(nn.Module):
@@ -204,7 +205,7 @@ class DT(Learner):
         )
         require(
             cfg.discount == 1.0,
-            f"algo={cfg.name} reads sums of rewards without a discount; use algo.discount=1 ({cfg.discount} was given).",
+            f"algo={cfg.name} reads sums of rewards; use algo.discount=1 (algo.discount={cfg.discount}).",
         )
         self.window = cfg.context
         self.timesteps = cfg.max_episode_length or spec.episode_limit or UNLIMITED
@@ -238,15 +239,16 @@ class DT(Learner):
         if self.spec.discrete:
             action = F.one_hot(action, self.spec.action_dim).float()
         timestep = timestep.clamp(0, self.timesteps - 1)
-        return self.policy(
-            self.normalize(obs).flatten(2), action, return_to_go / self.cfg.return_scale, timestep, mask, dropout
-        )
+        returns = return_to_go / self.cfg.return_scale
+        found: Tensor = self.policy(self.normalize(obs).flatten(2), action, returns, timestep, mask, dropout)
+        return found
 
     def update(self, batch: Windows) -> Metrics:
         rise = warmup(self.updates, self.cfg.warmup_updates)  # besides the schedule's multiplier
         self.optimizers["actor"].lr = self.cfg.lr * rise
         self.updates += 1
-        return self._learn(batch)
+        metrics: Metrics = self._learn(batch)
+        return metrics
 
     @compilable
     def _learn(self, batch: Windows) -> Metrics:

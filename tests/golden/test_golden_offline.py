@@ -41,7 +41,7 @@ CASES = {
     "cal_ql": Case(CalQL, CalQLConfig, 2e-6, [["next_actions", "uniform", "drawn", "action"]]),
     "cql": Case(CQL, CQLConfig, 2e-6, [["next_action", "uniform", "drawn", "action"]]),
     "cql_lagrange": Case(CQL, CQLConfig, 2e-6, [["next_actions", "uniform", "drawn", "action"]]),
-    "dt": Case(DT, dt, 8e-7, fixed=["obs_mean", "obs_std", "best_return"]),
+    "dt": Case(DT, dt, 5e-7, fixed=["obs_mean", "obs_std", "best_return"]),
     "iql": Case(IQL, IQLConfig, 3e-6),
     "rlpd": Case(RLPD, RLPDConfig, 5e-6, [*RLPD_STEPS, [*RLPD_STEPS[0], "action"]]),
     "td3_bc": Case(TD3BC, TD3BCConfig, 8e-7, [["target_noise"]], fixed=["obs_mean", "obs_std"]),
