@@ -147,6 +147,10 @@ def load_prior(
     if learner.cfg.normalize_obs:
         mean, std = dataset.obs_statistics()
         learner.set_normalizer(torch.from_numpy(mean), torch.from_numpy(std))
+    if learner.needs_returns:
+        if not np.array_equal(dataset.reward, dataset.raw_reward):
+            raise UserError(f"algo={cfg.algo.name} is told returns in the env's units; use reward=identity.")
+        learner.set_returns(torch.from_numpy(dataset.returns()))
     return dataset, DatasetReplay(dataset, spec, cfg.algo.discount, cfg.replay.n_step, int(cfg.seed))
 
 

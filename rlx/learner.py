@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from rlx.compiling import check_compiler
 from rlx.errors import UserError, require
-from rlx.fields import check_numbers, number
+from rlx.fields import check_number, check_numbers, number
 from rlx.nn import Optimizer
 from rlx.types import Acted, Batch, Carry, Metrics, Obs, Spec
 
@@ -142,6 +142,8 @@ class Learner(nn.Module):
     regimes: tuple[str, ...] = ("off_policy",)  # regimes it can run in, its usual one first
     images: bool = False  # can it read image observations
     needs_mc_return: bool = False  # does it read `batch.mc_return`
+    needs_returns: bool = False  # does it take the episode returns of the dataset (`set_returns`)
+    options: tuple[str, ...] = ()  # numbers of its config that whoever uses the policy may change (`set_options`)
     obs_mean: Tensor  # buffers, there if `normalize_obs`
     obs_std: Tensor
     prioritized: bool = False  # does it weigh its loss by `batch.weight` and set `td_error`
@@ -190,6 +192,19 @@ class Learner(nn.Module):
         """Take the observation statistics of a dataset (std + 1e-3, as TD3+BC does)."""
         self.obs_mean.copy_(mean)
         self.obs_std.copy_(std + 1e-3)
+
+    def set_returns(self, returns: Tensor) -> None:
+        """Take the undiscounted returns [E] of a dataset's episodes, in the env's units."""
+        raise NotImplementedError(f"{type(self).__name__} does not define set_returns")
+
+    def set_options(self, values: Mapping[str, float]) -> None:
+        """Change numbers that only acting reads, such as the return to ask for."""
+        for name, value in values.items():
+            if name not in self.options:
+                known = f"it takes {', '.join(self.options)}" if self.options else "it has none"
+                raise UserError(f"algo={self.cfg.name} has no option {name}; {known}.")
+            check_number(self.cfg, name, value, "algo")
+            setattr(self.cfg, name, value)
 
     def due(self, every: int) -> bool:
         """True on every `every`-th update, counting the one under way."""

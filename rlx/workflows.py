@@ -283,18 +283,21 @@ def evaluate(
     seed: int = 0,
     trust: tuple[str, ...] = (),
     env: EnvLike | None = None,
+    **options: float,
 ) -> dict[str, Any]:
     """Raw returns of the deterministic policy in fresh environments: those of the run, or what `env` makes.
 
-    path   a run folder, which stands for its best checkpoint, or a checkpoint folder
-    trust  modules besides rlx whose code may be used
-    env    an env or a function that makes one, with the spaces that the policy was trained with
+    path     a run folder, which stands for its best checkpoint, or a checkpoint folder
+    trust    modules besides rlx whose code may be used
+    env      an env or a function that makes one, with the spaces that the policy was trained with
+    options  numbers that the policy takes when it acts: target_return=3000 of a Decision Transformer
     """
     if episodes < 1:
         raise UserError(f"episodes must be at least 1 (episodes={episodes}).")
     check_seed(seed)
     learner, cfg, envs, env_id = restore_to_act(path, trust, env, episodes)
     try:
+        learner.set_options(options)
         found = evaluate_learner(learner, envs, episodes, seed)
     finally:
         envs.close()
@@ -304,6 +307,7 @@ def evaluate(
         "checkpoint": str(find_checkpoint(Path(path))),
         "episodes": episodes,
         "seed": seed,
+        **options,
         **found.metrics(env_id),
         "returns": found.returns.tolist(),
     }

@@ -13,11 +13,11 @@ from rlx.nn.heads import (
 )
 from rlx.nn.mlp import MLP, Perceptron, initialize
 from rlx.nn.norm import OBS_CLIP, RenormMLP, running_moments
-from rlx.nn.optim import Adam, Optimizer, RMSprop, polyak, target_of
+from rlx.nn.optim import Adam, AdamW, Optimizer, RMSprop, polyak, target_of
 from rlx.nn.vae import VAE, by_blocks, vae_loss
 
 __all__ = [
-    "MLP", "OBS_CLIP", "VAE", "ActionHead", "Adam", "BoundedGaussian", "Categorical", "Critic", "Deterministic",
+    "MLP", "OBS_CLIP", "VAE", "ActionHead", "Adam", "AdamW", "BoundedGaussian", "Categorical", "Critic", "Deterministic",
     "DiagGaussian", "DiscreteHead", "Distribution", "MultiCategorical", "Optimizer", "Perceptron", "RMSprop",
     "RenormMLP", "SquashedGaussian", "SquashedSample", "by_blocks", "first_log_std", "gaussian", "initialize",
     "noise_like", "plain_mlp", "polyak", "running_moments", "squashed_sample", "target_of", "vae_loss",

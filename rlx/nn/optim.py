@@ -116,6 +116,37 @@ class Adam(Optimizer):
         return found
 
 
+class AdamW(Adam):
+    """Adam with decoupled weight decay (Loshchilov & Hutter, 2019): before each step, parameters shrink by the factor
+    1 - lr * weight_decay.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor],
+        lr: float,
+        weight_decay: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        max_grad_norm: float | None = None,
+    ):
+        super().__init__(params, lr, betas, eps, max_grad_norm=max_grad_norm)
+        self.decay = weight_decay  # not Adam's weight_decay, which is part of the gradient
+        self._kept = torch.ones((), device=self.params[0].device)  # the factor of a compiled step
+
+    def _move(self, grads: list[Tensor]) -> None:
+        compiling = torch.compiler.is_compiling()
+        torch._foreach_mul_(self.params, self._kept if compiling else self._factor())
+        super()._move(grads)
+
+    def _factor(self) -> float:
+        return 1.0 - self.lr * self.scale * self.decay
+
+    def prepare(self) -> None:
+        super().prepare()
+        self._kept.fill_(self._factor())
+
+
 class RMSprop(Optimizer):
     """RMSprop (Tieleman & Hinton, 2012) as torch has it: the mean square starts at zero and is not corrected for that.
 
