@@ -27,10 +27,9 @@ import torch
 
 import rlx
 from rlx.checkpoint import Checkpoint, CheckpointStore, DamagedCheckpoint, find_checkpoint, read_folder
-from rlx.config import load_config
+from rlx.config import load_config, read_config, tell_changes
 from rlx.errors import UserError
 from rlx.run_folder import refuse_links
-from rlx.workflows import read_config, tell_changes
 
 OVERRIDES = ("algo=sac", "env=pendulum", "~algo_env", "threads=1", "logger=jsonl", "~callbacks.progress",
              "algo.hidden=[8,8]", "algo.batch_size=8", "env.max_episode_steps=20", "env.num_envs=2",

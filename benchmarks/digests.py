@@ -18,7 +18,6 @@ import json
 import platform
 import re
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from torch import Tensor
 
 from rlx.config import learners, schemas
 from rlx.learner import Learner
-from rlx.types import Batch, Rollout, Spec
+from rlx.types import Batch, Rollout, Spec, Windows
 
 STORED = Path(__file__).with_suffix(".json")
 UPDATES, ROWS = 45, 32
@@ -42,6 +41,7 @@ SMALL: dict[str, dict[str, Any]] = {  # besides hidden layers of 24 and 16
     "crossq": {"critic_hidden": [32, 24], "renorm_warmup": 12},
     "dqn": {"target_interval": 10},
     "ppo_lstm": {"lstm_hidden": [12, 12]},
+    "dt": {"context": 6, "width": 16, "layers": 2, "heads": 2, "warmup_updates": 10, "max_episode_length": 20},
 }
 FLAGS: dict[str, dict[str, Any]] = {  # branches that the defaults leave out, by "algorithm:what"
     "bc:gaussian": {"gaussian": True},
@@ -74,7 +74,7 @@ def actions(spec: Spec, shape: tuple[int, ...], random: torch.Generator) -> Tens
     return parts[0] if spec.action_kind == "discrete" else torch.stack(parts, -1)
 
 
-def transitions(spec: Spec, random: torch.Generator) -> Batch:
+def transitions(learner: Learner, spec: Spec, random: torch.Generator) -> Batch:
     obs, next_obs = torch.randn(2, ROWS, *spec.obs_shape, generator=random)
     reward, mc_return = torch.randn(2, ROWS, generator=random)
     terminated = (torch.rand(ROWS, generator=random) < 0.1).float()
@@ -91,18 +91,34 @@ def rollout(learner: Learner, spec: Spec, random: torch.Generator) -> Rollout:
     return Rollout(obs[:-1], action, reward, obs[1:], terminated, truncated, carry)
 
 
+def windows(learner: Learner, spec: Spec, random: torch.Generator) -> Windows:
+    """Six steps each, up to five of which are padded."""
+    obs = torch.randn(ROWS, 6, *spec.obs_shape, generator=random)
+    reward, return_to_go = torch.randn(2, ROWS, 6, generator=random)
+    padded, first = torch.randint(6, (2, ROWS, 1), generator=random)
+    mask = (torch.arange(6) >= padded).float()
+    timestep = (first + torch.arange(6) - padded) * mask.long()
+    action = actions(spec, (ROWS, 6), random)
+    return Windows(obs, action, reward, 500.0 * return_to_go, torch.zeros(ROWS, 6), timestep, mask)
+
+
+DRAWN: dict[type, Any] = {Batch: transitions, Rollout: rollout, Windows: windows}
+
+
 def digest(name: str, spec: Spec, settings: dict[str, Any]) -> str:
     torch.manual_seed(0)
     random = torch.Generator().manual_seed(1)
     cfg = schemas()[f"algo/{name}"](hidden=[24, 16], **({"batch_size": ROWS} | settings))
     learner: Learner = learners()[name](cfg, spec)
-    draw = partial(rollout, learner) if "on_policy" in learner.regimes else transitions
+    draw = DRAWN[learner.reads]
     text = hashlib.sha256()
     for _ in range(UPDATES):
-        take(text, learner.update(draw(spec, random)))
+        take(text, learner.update(draw(learner, spec, random)))
     obs = torch.randn(8, *spec.obs_shape, generator=random)
     saved = {former_name(name, learner): tensor for name, tensor in learner.tensors().items()}
-    take(text, saved | {f"act.{explore}": learner.act(obs, explore=explore) for explore in (False, True)})
+    actor = learner.actor
+    acted = {f"act.{explore}": actor.act(obs, actor.initial(8), explore).action for explore in (False, True)}
+    take(text, saved | acted)
     return text.hexdigest()[:16]
 
 

@@ -39,16 +39,19 @@ MUTANTS: dict[str, list[Mutant]] = {
         ("self.target_critic(batch.next_obs", "self.critic(batch.next_obs", "no target network"),
         ("self.policy.sample(batch.next_obs)", "self.policy.sample(batch.obs)", "next action of this state"),
         (".min(0).values", ".max(0).values", "the actor climbs the larger critic"),
-        ("(alpha * log_prob - q).mean()", "(alpha * log_prob + q).mean()", "the actor goes down"),
-        ("(alpha * log_prob - q).mean()", "(-alpha * log_prob - q).mean()", "the actor loses its entropy"),
-        ("loss = -log_alpha *", "loss = log_alpha *", "the temperature runs away"),
-        (".mean() + target_entropy)", ".mean() - target_entropy)", "sign of the target entropy"),
-        ("0.5 * len(q) * F", "0.5 * F", "mean over the critics"),
+        ("target, coef=0.5)", "target)", "twice the loss of the critics"),
         (FOLLOW, "polyak(self.targets, self.online, 1.0)", COPIED),
         (FOLLOW, "pass", "targets stay"),
         (TARGET, *UNTERMINATED),
         (TARGET, *ONE_STEP),
         ("alpha = self.log_alpha.detach().exp()", "alpha = self.log_alpha.detach()", "log(alpha) as the temperature"),
+    )
+    + of(
+        "losses.py",
+        ("(alpha * log_prob - q).mean()", "(alpha * log_prob + q).mean()", "the actor goes down"),
+        ("(alpha * log_prob - q).mean()", "(-alpha * log_prob - q).mean()", "the actor loses its entropy"),
+        ("loss = -log_alpha *", "loss = log_alpha *", "the temperature runs away"),
+        (".mean() + target_entropy)", ".mean() - target_entropy)", "sign of the target entropy"),
     ),
     "td3": of(
         "algos/td3.py",
@@ -58,7 +61,6 @@ MUTANTS: dict[str, list[Mutant]] = {
         (".amin(0)", "[0]", "one critic in the target"),
         ("self.cfg.target_noise, self.cfg.target_noise_clip", "self.cfg.target_noise, 1e9", "noise is not clipped"),
         ("self.cfg.target_noise, self.cfg.target_noise_clip", "0.0, 0.0", "the target is not smoothed"),
-        ("loss = -q.mean()", "loss = q.mean()", "the actor goes down"),
         ("members=slice(1))[0]", "members=slice(1, 2))[0]", "the actor climbs the second critic"),
         ("self.due(self.cfg.policy_delay)", "True", "no delay"),
         ("self.due(self.cfg.policy_delay)", "not self.due(self.cfg.policy_delay)", "the other updates move the actor"),
@@ -67,6 +69,10 @@ MUTANTS: dict[str, list[Mutant]] = {
         ("*self.target_policy.parameters(), *self", "*self.policy.parameters(), *self", "the target actor stays"),
         (TARGET, *UNTERMINATED),
         (TARGET, *ONE_STEP),
+    )
+    + of(
+        "losses.py",
+        ("loss = -q.mean()", "loss = q.mean()", "the actor goes down"),
         (".clamp_(-1.0, 1.0)", "", "exploration leaves the box"),
         ("std * torch.randn_like(action)", "torch.randn_like(action)", "exploration without its std"),
     ),
@@ -126,13 +132,13 @@ MUTANTS: dict[str, list[Mutant]] = {
         ("(value - returns).square()", "(value - returns).abs()", "another error"),
     )
     + of(
-        "algos/ppo.py",
-        ("cut = rollout.truncated > rollout.terminated", "cut = rollout.terminated > rollout.truncated",
+        "losses.py",
+        ("own = rollout.truncated > rollout.terminated", "own = rollout.terminated > rollout.truncated",
          "bootstraps at the wrong end"),
-        ("cut[-1] = True", "cut[-1] = cut[-1]", "the last step bootstraps from itself"),
+        ("own[-1] = True", "own[-1] = own[-1]", "the last step bootstraps from itself"),
     )
     + of(
-        "nn.py",
+        "nn/optim.py",
         ("torch._foreach_add_(root, self.eps)", "torch._foreach_add_(root, 0.0)", "RMSprop without eps"),
         ("value=1.0 - self.decay", "value=self.decay", "RMSprop's mean square"),
     ),
@@ -147,8 +153,6 @@ MUTANTS: dict[str, list[Mutant]] = {
         ("error.square().mean(), error * (2.0 / len(error))", "error.square().mean(), error / len(error)",
          "half the gradient of the value"),
         ("(moved.abs() > clip_range) &", "(moved.abs() > clip_range) |", "value clip"),
-        ("torch.std_mean(advantage, correction=0)", "torch.std_mean(advantage, correction=1)", "sample std"),
-        ("(advantage - mean) / (std", "advantage / (std", "advantages keep their mean"),
         ("-cfg.entropy_coef / len(obs)", "cfg.entropy_coef / len(obs)", "entropy is a cost"),
         ("value_slope.mul_(cfg.value_coef)", "value_slope", "value_coef is ignored"),
         ("self._grad.norm() + 1e-6", "self._grad.abs().max() + 1e-6", "another norm"),
@@ -158,6 +162,11 @@ MUTANTS: dict[str, list[Mutant]] = {
         ("eps=1e-5)", "eps=1e-3)", "Adam's eps"),
         ("order = torch.randperm(len(data.obs))", "order = torch.arange(len(data.obs))", "minibatches in order"),
         ("experience(rollout, self, cfg.gae_lambda)", "experience(rollout, self, 1.0)", "lambda is ignored"),
+    )
+    + of(
+        "losses.py",
+        ("torch.std_mean(advantage, correction=0)", "torch.std_mean(advantage, correction=1)", "sample std"),
+        ("(advantage - mean) / (std", "advantage / (std", "advantages keep their mean"),
         ("torch.cat([value[1:], value[-1:]])", "value.clone()", "the value of this state as the next"),
     )
     + of(
@@ -277,13 +286,16 @@ MUTANTS: dict[str, list[Mutant]] = {
         ("-float(spec.action_dim)", "float(spec.action_dim)", "sign of the target entropy"),
     )
     + of(
-        "batchrenorm.py",
-        ("found, MOMENTUM)", "found, 1.0 - MOMENTUM)", "statistics of the last batch"),
+        "nn/fused.py",
         (".clamp(1.0 / R_MAX, R_MAX)", ".clamp(0.0, 1e9)", "r is not bounded"),
         (".clamp(-D_MAX, D_MAX)", "", "d is not bounded"),
         ("square_().mean(1, keepdim=True)", "square_().sum(1, keepdim=True) / (x.shape[1] - 1)", "sample variance"),
         ("(mean - layer.mean) * running", "(layer.mean - mean) * running", "sign of d"),
         ("by_square = scale_grad * scale", "by_square = 0.0 * scale", "no gradient through the variance"),
+    )
+    + of(
+        "nn/norm.py",
+        ("found, MOMENTUM)", "found, 1.0 - MOMENTUM)", "statistics of the last batch"),
     ),
     "redq": of(
         "algos/redq.py",
@@ -313,7 +325,7 @@ MUTANTS: dict[str, list[Mutant]] = {
         ("q = self.critic(obs).amin(0)", "q = self.target_critic(obs).amin(0)", "the actor climbs the targets"),
         ("(pi * (alpha * log_pi - q)).sum(-1)", "(pi * (alpha * log_pi + q)).sum(-1)", "the actor goes down"),
         ("(pi * (alpha * log_pi - q)).sum(-1)", "(pi * (alpha * log_pi - q)).mean(-1)", "a mean for the expectation"),
-        ("loss = log_alpha * (entropy", "loss = -log_alpha * (entropy", "the temperature runs away"),
+        ("self.log_alpha, -entropy", "self.log_alpha, entropy", "the temperature runs away"),
         ("cfg.target_entropy_scale * math.log", "-cfg.target_entropy_scale * math.log", "sign of the target entropy"),
         (FOLLOW_CRITIC, "polyak(self.target_critic.parameters(), self.critic.parameters(), 1.0)", COPIED),
         ("else weight * error).mean()", "else error).mean()", "weights are ignored"),
@@ -324,18 +336,24 @@ MUTANTS: dict[str, list[Mutant]] = {
         (TARGET, *ONE_STEP),
     ),
     "bc": of(
-        "algos/bc.py",
+        "losses.py",
         ("(pi - action).square()", "(pi - action).abs()", "another error"),
         ("loss = -log_prob.mean()", "loss = log_prob.mean()", "away from the data"),
+    )
+    + of(
+        "algos/bc.py",
+        ("self._learn(self.normalize(batch.obs)", "self._learn(batch.obs", "learns from raw observations"),
+        ("obs = self.normalize(obs)", "obs = obs", "acts on raw observations"),
+        ("elif cfg.gaussian:", "elif not cfg.gaussian:", "the flag is inverted"),
+    )
+    + of(
+        "nn/heads.py",
         ("- self.log_std).detach()", "- self.log_std)", "no gradient beyond the bound"),
         ("DiagGaussian(torch.tanh(self.net(obs)), bounded)", "DiagGaussian(self.net(obs), bounded)", "no tanh"),
         (".sample().clamp_(-1.0, 1.0)", ".sample()", "samples leave the box"),
         ("plain_mlp(obs, self.net.layers(), self.net.activation)", "self.net(obs)", "dropout when acting"),
-        ("self._learn(self.normalize(batch.obs)", "self._learn(batch.obs", "learns from raw observations"),
-        ("obs = self.normalize(obs)", "obs = obs", "acts on raw observations"),
         ("(-5.0, 2.0)", "(-20.0, 2.0)", "no floor of the std"),
         ("choice.sample() if explore else choice.mode()", "choice.mode()", "no exploration"),
-        ("elif cfg.gaussian:", "elif not cfg.gaussian:", "the flag is inverted"),
         ("self.log_std.clamp(*self.log_std_range)).sample()", "self.log_std).sample()", "acts with an unbounded std"),
         ("if not explore:\n            return mean", "if explore:\n            return mean", "explores the other way"),
     ),
@@ -349,20 +367,26 @@ MUTANTS: dict[str, list[Mutant]] = {
         ("self.target_policy(batch.next_obs)", "self.policy(batch.next_obs)", "the online actor in the target"),
         ("self.target_critic(batch.next_obs", "self.critic(batch.next_obs", "the online critics in the target"),
         (".amin(0)", ".amax(0)", "the larger critic in the target"),
-        ("* std).clamp(-clip, clip)", "* std)", "noise is not clipped"),
-        ("(action + noise).clamp(-1.0, 1.0)", "(action + noise)", "smoothed actions leave the box"),
         ("members=slice(1))[0]", "members=slice(1, 2))[0]", "the actor climbs the second critic"),
         ("self.due(self.cfg.policy_delay)", "True", "no delay"),
         (FOLLOW, "polyak(self.targets, self.online, 1.0)", COPIED),
         ("    " + FOLLOW, FOLLOW, "targets do not wait for the actor"),
         (TARGET, *UNTERMINATED),
         (TARGET, *ONE_STEP),
-        ("loss = len(q) * F", "loss = F", "mean over the critics"),
+    )
+    + of(
+        "losses.py",
+        ("* std).clamp(-clip, clip)", "* std)", "noise is not clipped"),
+        ("(action + noise).clamp(-1.0, 1.0)", "(action + noise)", "smoothed actions leave the box"),
+        ("coef * len(q) * F", "coef * F", "mean over the critics"),
     ),
     "bcq": of(
-        "algos/bcq.py",
+        "losses.py",
         ("torch.lerp(q.amax(0), q.amin(0), lam)", "torch.lerp(q.amin(0), q.amax(0), lam)", "the larger critic counts"),
         ("torch.lerp(q.amax(0), q.amin(0), lam)", "q.amin(0)", "the smaller critic alone"),
+    )
+    + of(
+        "algos/bcq.py",
         ("action + phi * perturbation", "action + perturbation", "phi is ignored"),
         ("phi * perturbation).clamp(-1.0, 1.0)", "phi * perturbation)", "candidates leave the box"),
         ("loss = -q.mean()", "loss = q.mean()", "the actor goes down"),
@@ -378,7 +402,7 @@ MUTANTS: dict[str, list[Mutant]] = {
         (TARGET, *ONE_STEP),
     )
     + of(
-        "vae.py",
+        "nn/vae.py",
         ("latent.clamp_(-LATENT_CLIP, LATENT_CLIP)", "latent", "latents are not clipped"),
         ("error + kl_weight * kl", "error + kl", "kl_weight is ignored"),
         ("- 2.0 * log_std - 1.0", "+ 2.0 * log_std - 1.0", "another divergence"),
@@ -408,6 +432,46 @@ MUTANTS: dict[str, list[Mutant]] = {
         (FOLLOW_ACTOR, "pass", "the target actor stays"),
         (TARGET, *UNTERMINATED),
         (TARGET, *ONE_STEP),
+    ),
+    "dt": of(
+        "algos/dt.py",
+        ("(error * mask).sum() / mask.sum()", "error.mean()", "padded positions are part of the loss"),
+        ("(error * mask).sum() / mask.sum()", "(error * mask).mean()", "padded positions are part of the mean"),
+        ("torch.ones_like(here).tril()", "torch.ones_like(here)", "tokens see the future"),
+        ("torch.ones_like(here).tril()", "torch.ones_like(here).triu()", "tokens see the future alone"),
+        ("(mask.bool()[:, None] | here)", "(mask.bool()[:, None] | True)", "padded tokens are attended to"),
+        ("(mask.bool()[:, None] | here)", "mask.bool()[:, None]", "padded tokens attend to nothing"),
+        ("x[:, 1::3]", "x[:, ::3]", "the action is read off the return"),
+        ("x[:, 1::3]", "x[:, 2::3]", "the action is read off the action"),
+        (" + self.embed_time(timestep).unsqueeze(2)", "", "no timesteps"),
+        ("self.embed_norm(x), dropout", "x, dropout", "embeddings are not normalised"),
+        ("self.head(self.norm(x", "self.head((x", "no LayerNorm at the end"),
+        ("/ query.shape[-1] ** 0.5", "/ x.shape[-1] ** 0.5", "attention is scaled by the whole width"),
+        ("/ query.shape[-1] ** 0.5", "/ 1.0", "attention is not scaled"),
+        ("F.dropout(weights, dropout) @", "weights @", "no dropout of attention"),
+        ("x = x + F.dropout(self.attend", "x = F.dropout(self.attend", "attention forgets what it reads"),
+        ("torch.tanh(found) if self.squash else found", "found", "actions leave the box"),
+        ("return_to_go / self.cfg.return_scale", "return_to_go", "returns are not scaled"),
+        ("return_to_go / self.cfg.return_scale", "0.0 * return_to_go", "returns are not read"),
+        ("self.normalize(obs)", "obs", "observations are not standardised"),
+        ("clamp(0, self.timesteps - 1)", "remainder(self.timesteps)", "timesteps begin again at the limit"),
+        ("(updates + 1) / max", "updates / max", "the warm-up begins with nothing"),
+        ("lr = self.cfg.lr * rise", "lr = self.cfg.lr", "no warm-up"),
+        ("cfg.lr, cfg.weight_decay, eps", "cfg.lr, 0.0, eps", "no weight decay"),
+        ("max_grad_norm=cfg.max_grad_norm", "max_grad_norm=None", "gradients are not clipped"),
+        ("left - reward", "left + reward", "the return-to-go grows by the reward"),
+        ("left - reward", "left", "the return-to-go stays"),
+        ("left - reward", "left - reward / self.learner.cfg.return_scale", "rewards are scaled twice"),
+        ("actions[:, -1] = found", "pass", "its own actions are forgotten"),
+        ("(timestep >= 0).float()", "torch.ones_like(returns)", "steps before the episode are seen"),
+        ("[past[:, 1:], new.unsqueeze(1)]", "[new.unsqueeze(1), past[:, :-1]]", "the newest step comes first"),
+        ("returns.max()", "returns.mean()", "the target is the mean of the data"),
+        ("std=0.02", "std=0.2", "weights begin ten times as large"),
+    )
+    + of(
+        "nn.py",
+        ("1.0 - self.lr * self.scale * self.decay", "1.0 - self.decay", "weights decay without the learning rate"),
+        ("1.0 - self.lr * self.scale * self.decay", "1.0 - self.lr * self.decay", "the schedule leaves the decay"),
     ),
     "iql": of(
         "algos/iql.py",
@@ -469,7 +533,7 @@ MUTANTS: dict[str, list[Mutant]] = {
         ("max_q_backup: bool = True", "max_q_backup: bool = False", "backs up as CQL does"),
         ("self.cfg.weight * threshold", "threshold", "the threshold is not weighed"),
         ("first_log_multiplier = 1.0", "first_log_multiplier = 0.0", "another first multiplier"),
-        ("bc_updates: int = 0", "bc_updates: int = 40_000", "imitates as CQL does"),
+        ("bc_updates: int = number(0,", "bc_updates: int = number(40_000,", "imitates as CQL does"),
         ("needs_mc_return = True", "needs_mc_return = False", "returns are not computed"),
     )
     + of(

@@ -104,7 +104,7 @@ def transitions(case: Case) -> dict[str, np.ndarray]:
 
 def rlx(name: str, case: Case, compile: bool = False) -> Call:
     from rlx.data.replay import Replay, UniformConfig
-    from rlx.nn import keep_freed_memory
+    from rlx.system import keep_freed_memory
     from rlx.types import Spec
 
     keep_freed_memory()

@@ -36,15 +36,15 @@ def time_rlx() -> float:
             rate.append((trainer.state.env_steps - self.steps) / (time.perf_counter() - self.start))
 
     rate: list[float] = []
-    from rlx import workflows
+    from rlx import build
 
-    make_bus = workflows.make_bus
+    make_bus = build.make_bus
 
     def with_clock(cfg):
         bus = make_bus(cfg)
         return type(bus)({**bus.callbacks, "clock": Clock()})
 
-    workflows.make_bus = with_clock
+    build.make_bus = with_clock
     s = SETTINGS
     with tempfile.TemporaryDirectory() as folder:
         rlx.train(

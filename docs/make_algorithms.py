@@ -11,9 +11,9 @@ import sys
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
+from rlx.choices import describe
 from rlx.config import learners, schemas
 from rlx.learner import AlgoConfig
-from rlx.listing import describe
 
 HEAD = """# Algorithms
 

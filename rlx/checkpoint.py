@@ -41,14 +41,16 @@ from torch import Tensor
 from rlx.data.replay import Layout, Replay
 from rlx.errors import UserError
 from rlx.files import fsync_folder, open_regular, read_bounded, remove, write_atomically
-from rlx.memory import available_memory
+from rlx.restoring import check_saved_spec
 from rlx.run_folder import refuse_link, refuse_stray
-from rlx.saved import check_saved_spec
+from rlx.system import available_memory
 from rlx.types import Goal, Spec
 
 log = logging.getLogger("rlx")
 
-FORMAT = 2  # 1 had no sha256 of the manifest itself; later formats keep `seal`, which tells damage from a new format
+# 1 had no sha256 of the manifest itself; later formats keep `seal`, which tells damage from a new format.
+# 2 kept other things in the same files under other names, see `_upgrade` and `Learner.load_tensors`.
+FORMAT = 3
 MOST_FILES = 64  # of a checkpoint; there are about six
 
 # What we write, and hence what we read and may delete. Other names in these folders are somebody else's.
@@ -267,6 +269,8 @@ def read_folder(path: Path) -> Checkpoint:
     try:
         state = json.loads(files[at])
         spec = _spec(state.pop("spec"))
+        if manifest["format"] < FORMAT:
+            _upgrade(state)
         _check_state(state, manifest["segments"])
         tensors = {}
         for at in (name for name in files if name.endswith(".safetensors")):
@@ -284,6 +288,17 @@ def _spec(raw: dict[str, Any]) -> Spec:
     spec = Spec(**values)._replace(goal=Goal(goal[0], tuple(goal[1]), tuple(goal[2])) if goal else None)
     check_saved_spec(spec)
     return spec
+
+
+def _upgrade(state: dict[str, Any]) -> None:
+    """The state of a checkpoint of format 1 or 2 as it is kept today."""
+    journal, rng = state.get("journal"), state.get("rng")
+    if journal and rng and "actions" in rng:  # the generator of random actions, which is the collector's
+        journal["rng"] = rng.pop("actions")
+    reason = (state.get("trainer") or {}).get("stop_reason", "")
+    for kept in (state.get("callbacks") or {}).values():
+        if "bad_rows" in kept:  # early stopping did not say whether it was the one
+            kept["stopped"] = reason if reason.startswith("early_stopping") else ""
 
 
 def _check_state(state: dict[str, Any], segments: list[dict[str, Any]]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class UserError(Exception):
@@ -32,3 +33,10 @@ def require(ok: bool, sentence: str) -> None:
     """Raise a `UserError` that says `sentence` unless `ok`."""
     if not ok:
         raise UserError(sentence)
+
+
+def shown(value: Any, length: int = 200) -> str:
+    """A value of a file for a sentence: one printable line of a bounded length."""
+    text = str(value)
+    line = "".join(c if c.isprintable() else " " for c in text[:length])
+    return line if len(text) <= length else f"{line}..."

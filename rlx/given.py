@@ -14,9 +14,10 @@ from typing import Any
 import gymnasium as gym
 from omegaconf import DictConfig, OmegaConf
 
+from rlx.config import PYTHON
 from rlx.data.arrays import InMemoryConfig, as_dataset
 from rlx.data.dataset import TransitionDataset
-from rlx.envs.factory import PYTHON, EnvConfig
+from rlx.envs.factory import EnvConfig
 from rlx.errors import UserError, require
 
 EnvLike = gym.Env | Callable[[], gym.Env]  # an env, or a function (or class) that makes one

@@ -22,7 +22,9 @@ from pathlib import Path
 from types import TracebackType
 
 import yaml
+from omegaconf import DictConfig
 
+from rlx.config import as_written
 from rlx.errors import RunFailed, UserError
 from rlx.files import read_bounded, write_atomically
 
@@ -38,7 +40,7 @@ NAMES = (
 HOLDER = re.compile(rb"(process \d{1,20} on [\w.-]{1,255} since [\w:+-]{1,40}\n)?")  # what is in the lock
 CHECKPOINT = re.compile(r"(step|best)_[0-9]{12,20}")  # the folder of one
 
-# -- links -----------------------------------------------------------------------------------------------------------
+# -- links ---------------------------------------------------------------------------------------------------------
 
 
 def refuse_link(path: Path) -> None:
@@ -65,7 +67,7 @@ def refuse_stray(path: Path) -> None:
         refuse_link(path)
 
 
-# -- one at a time ---------------------------------------------------------------------------------------------------
+# -- one at a time -------------------------------------------------------------------------------------------------
 
 
 class RunLock:
@@ -169,7 +171,7 @@ def _let_go_of_all() -> None:
 os.register_at_fork(after_in_child=_let_go_of_all)
 
 
-# -- what cannot be written ------------------------------------------------------------------------------------------
+# -- what cannot be written ----------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -194,7 +196,7 @@ def write_errors_explained(folder: Path, trained: Callable[[], bool]) -> Iterato
         ) from error
 
 
-# -- the record of resumes -------------------------------------------------------------------------------------------
+# -- the record of resumes -----------------------------------------------------------------------------------------
 
 
 def note_resume(folder: Path, overrides: list[str], env_steps: int, updates: int) -> None:
@@ -204,3 +206,20 @@ def note_resume(folder: Path, overrides: list[str], env_steps: int, updates: int
     now = datetime.now().astimezone().isoformat(timespec="seconds")
     entry = {"time": now, "env_steps": env_steps, "updates": updates, "overrides": overrides}
     write_atomically(path, before + yaml.safe_dump([entry], sort_keys=False, allow_unicode=True).encode())
+
+
+# -- new runs ----------------------------------------------------------------------------------------------------------
+
+
+def default_run_dir(cfg: DictConfig) -> Path:
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")
+    env = str(cfg.env.id).replace("/", "-").replace(":", "-")
+    algo = str(as_written(cfg).algo.name).replace("/", "-")
+    return Path("multirun_outputs") / "runs" / f"{algo}__{env}__seed{cfg.seed}__{stamp}"
+
+
+def refuse_second_run(folder: Path) -> None:
+    if os.path.lexists(folder / "config.yaml"):
+        raise UserError(
+            f"{folder} already holds a run; resume it (`python -m rlx resume {folder}`) or choose another run_dir."
+        )

@@ -25,6 +25,10 @@ from rlx.errors import UserError, nearest
 E = TypeVar("E", bound=Enum)
 NEAR = 1e-3  # of a slope: how far from its end counts as there
 
+# what phases call a key of the trainer; a schedule takes both names and moves the phases
+FIELDS_OF_PHASES = {"offline_batch_ratio": "offline_fraction"}
+MIXTURE = frozenset({*FIELDS_OF_PHASES, *FIELDS_OF_PHASES.values()})
+
 
 class Kind(Enum):
     """The shapes a schedule can have."""

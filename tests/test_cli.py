@@ -329,7 +329,7 @@ def test_list_shows_every_choice(capsys: pytest.CaptureFixture) -> None:
 
 
 def test_every_choice_is_described() -> None:
-    from rlx.listing import describe, groups
+    from rlx.choices import describe, groups
 
     silent = [f"{group}={name}" for group in groups() for name, text in describe(group) if len(text) < 10]
     assert not silent
@@ -471,7 +471,7 @@ STRANGERS = {
     "builtin": put("algo._target_", "builtins.exec"),
     "callback": put("callbacks.own", {"_target_": "evil.Callback"}),
     "rlx_but_no_component": put("callbacks.own", {"_target_": "rlx.cli.main"}),
-    "rlx_import_of_others": put("callbacks.own", {"_target_": "rlx.workflows.os.system", "command": "touch pwned"}),
+    "rlx_import_of_others": put("callbacks.own", {"_target_": "rlx.files.os.system", "command": "touch pwned"}),
     "reward": put("reward", {"_target_": "os.system", "command": "touch pwned"}),
     "list_as_target": put("reward", {"_target_": ["os.system"]}),
     "nested": put("trainer.phases.online.own", {"_target_": "evil.Phase"}),

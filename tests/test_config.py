@@ -11,8 +11,10 @@ import yaml
 from omegaconf import OmegaConf
 
 from rlx.callbacks.progress import Progress
+from rlx.choices import choices
 from rlx.config import (
     GROUPS,
+    check,
     check_regime,
     compose_config,
     instantiate,
@@ -22,7 +24,6 @@ from rlx.config import (
     trusted,
     validate,
 )
-from rlx.config_errors import choices
 from rlx.errors import UserError, nearest
 from rlx.paths import conf_dir
 from rlx.rewards import RewardConfig, RewardTransform
@@ -151,7 +152,7 @@ def test_a_wrong_override_is_explained(override: str) -> None:
 )
 def test_what_does_not_fit_together_names_what_would(overrides: list[str], words: tuple[str, ...]) -> None:
     with pytest.raises(UserError) as error:
-        check_regime(compose_config(overrides))
+        check(compose_config(overrides))
     for word in words:
         assert word in str(error.value)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from rlx.choices import describe, groups
 from rlx.config import compose_config
-from rlx.listing import describe, groups
 
 ROOT = Path(__file__).parent.parent
 

@@ -29,12 +29,12 @@ from omegaconf import OmegaConf
 import rlx
 from rlx.cli import main
 from rlx.config import compose_config
-from rlx.config_errors import OTHER_NAMES
+from rlx.config.errors import OTHER_NAMES
+from rlx.config.overrides import from_values, literal, parse_override
 from rlx.data.arrays import as_dataset
 from rlx.errors import UserError
-from rlx.overrides import from_values, literal, parse
 from rlx.reporting import closing_lines, counted, showing
-from rlx.threads import choose_threads, usable_cpus
+from rlx.system import choose_threads, usable_cpus
 from rlx.workflows import Result
 
 ROOT = Path(__file__).parent.parent
@@ -285,7 +285,7 @@ def test_counts_have_a_singular() -> None:
      ("auto", None, 2.0, 4), ("auto", None, 1.1, 1), ("auto", None, 0.1, 1)],
 )  # fmt: skip
 def test_threads(wanted: Any, saved: Any, ratio: float, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlx.threads.usable_cpus", lambda: 8)
+    monkeypatch.setattr("rlx.system.usable_cpus", lambda: 8)
     assert choose_threads(wanted, saved, lambda n: 1.0 if n == 1 else 1.0 / ratio)[0] == expected
 
 
@@ -433,7 +433,7 @@ VALUES = st.recursive(
 @settings(max_examples=200, derandomize=True, deadline=None)
 @given(VALUES)
 def test_values_come_through_hydras_grammar(value: Any) -> None:
-    override = parse(f"key={literal(value)}")
+    override = parse_override(f"key={literal(value)}")
     assert override is not None
     assert override.value() == value
 
@@ -550,7 +550,7 @@ LINES = st.builds(
 
 @pytest.fixture
 def no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlx.workflows import check
+    from rlx.config import check
 
     def run(cfg: Any, overrides: list[str], run_dir: Any = None) -> Result:
         check(cfg)

@@ -14,17 +14,18 @@ from gymnasium.envs.classic_control import PendulumEnv
 from helpers import tiny
 
 import rlx
+from rlx.build import env_spec
 from rlx.callbacks.bus import Callback, CallbackBus
 from rlx.data.dataset import TransitionDataset
 from rlx.data.episodes import Terminals
 from rlx.data.sources import NpzConfig, finish, load_npz, roll_out_random
+from rlx.data.specs import spec_of_dataset
 from rlx.envs.factory import EnvConfig
 from rlx.errors import RunFailed, UserError
 from rlx.given import Given
 from rlx.loggers.jsonl import Jsonl, JsonlConfig
 from rlx.reporting import next_steps
 from rlx.types import Spec
-from rlx.workflows import env_spec, spec_of_dataset
 
 NO_ENV = [o for o in tiny("off_policy") if not o.startswith("env=")]
 

@@ -296,7 +296,7 @@ DAMAGE = {
     "folder_as_learner": lambda run: replace(newest(run) / "learner.safetensors", Path.mkdir),
     "deep_manifest": lambda run: (newest(run) / "manifest.json").write_bytes(b"[" * 100_000),
     "flipped_key": lambda run: change(newest(run) / "manifest.json", b'"segments"', b'"segmentr"'),
-    "flipped_format": lambda run: change(newest(run) / "manifest.json", b'"format": 2', b'"format": 3'),
+    "flipped_format": lambda run: change(newest(run) / "manifest.json", b'"format": 3', b'"format": 4'),
     "another_end": lambda run: change(newest(run) / "manifest.json", b'"end": 120', b'"end": 119'),
     "fifo_as_replay": lambda run: replace(max((run / "checkpoints" / "replay").glob("*")), os.mkfifo),
     "other_checkpoint": lambda run: newest(run).rename(newest(run).with_name("step_000000000999")),

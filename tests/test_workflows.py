@@ -14,19 +14,21 @@ import torch
 from helpers import resumed, same_run, tiny
 
 import rlx
+from rlx.build import build
 from rlx.config import compose_config
 from rlx.data import sources
-from rlx.data.collect import _noisy
+from rlx.data.collect import add_noise
 from rlx.data.dataset import scale_actions
 from rlx.data.sources import roll_out_random
 from rlx.envs import make_env
-from rlx.envs.runner import to_env_units
+from rlx.envs.actions import to_env_units, unscaled
 from rlx.envs.vector import SyncEnvs
 from rlx.errors import UserError
-from rlx.policy import unscaled
 from rlx.rng import seeded
+from rlx.run_folder import default_run_dir
+from rlx.system import choose_device, set_threads
 from rlx.types import Spec
-from rlx.workflows import Result, build, choose_device, default_run_dir, set_threads
+from rlx.workflows import Result
 
 
 @pytest.fixture(scope="module")
@@ -86,8 +88,6 @@ def test_evaluation_leaves_the_random_state_alone(result: Result) -> None:
 
 
 def test_two_runs_at_once_have_two_folders() -> None:
-    from rlx.config import compose_config
-
     cfg = compose_config(["env=point_goal"])
     folders = {default_run_dir(cfg) for _ in range(20)}
     assert len(folders) == 20
@@ -146,7 +146,7 @@ def test_the_random_state_of_the_learners_device_is_kept(device: str, kept: list
 
 def test_only_a_replay_that_asks_for_it_gets_an_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
-    monkeypatch.setattr("rlx.workflows.make_env", lambda cfg, trust: made.append(cfg) or make_env(cfg, trust))
+    monkeypatch.setattr("rlx.build.make_env", lambda cfg, trust: made.append(cfg) or make_env(cfg, trust))
     build(compose_config(tiny("off_policy")), tmp_path).close()
     assert len(made) == 1  # for the Spec
     build(compose_config(tiny("off_policy", "env=point_goal", "replay=hindsight", "~algo_env")), tmp_path).close()
@@ -173,7 +173,7 @@ def test_box_actions_are_scaled_by_dimension() -> None:
     assert np.array_equal(unscaled(action, spec), expected)
     assert np.array_equal(to_env_units(space)(action), expected)
     assert np.array_equal(scale_actions(expected, spec)[0], np.array([[0.5, 5, -3], [-1, 0.1, 0.2]], np.float32))
-    noisy = _noisy(action * 100, spec, 0.1, np.random.default_rng(0))
+    noisy = add_noise(action * 100, spec, 0.1, np.random.default_rng(0))
     assert np.abs(noisy[:, 0]).max() == 1.0
     assert np.abs(noisy[0, 1]) > 400
 

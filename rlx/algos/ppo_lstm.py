@@ -24,14 +24,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rlx.algos.ppo import CLIP, approximate_kl, explained_variance, running_moments, standardized
 from rlx.compiling import compilable
-from rlx.distributions import Perceptron, Policy
 from rlx.errors import require
 from rlx.fields import check_numbers, number
 from rlx.learner import Actor, ActorCriticConfig, Learner
-from rlx.nn import Adam
-from rlx.recurrent import LSTM, State, Stretches, stretches
+from rlx.losses import approximate_kl, explained_variance, standardized
+from rlx.nn import OBS_CLIP, ActionHead, Adam, Perceptron, running_moments
+from rlx.nn.recurrent import LSTM, State, Stretches, stretches
 from rlx.returns import gae
 from rlx.types import Acted, Carry, Metrics, Rollout, Spec
 
@@ -135,7 +134,7 @@ class PPOLSTM(Learner):
         remembered = spec._replace(obs_shape=(widths[0],), obs_dtype="float32", boxes=())  # what the heads see
         self.policy_lstm = LSTM(spec.obs_dim, widths[0], len(widths))
         self.critic_lstm = None if cfg.shared_lstm else LSTM(spec.obs_dim, widths[0], len(widths))
-        self.policy = Policy(remembered, cfg.actor_layers, cfg.activation, cfg.log_std_init)
+        self.policy = ActionHead(remembered, cfg.actor_layers, cfg.activation, cfg.log_std_init)
         self.critic = Perceptron([widths[0], *cfg.critic_layers, 1], cfg.activation, final_gain=1.0)
         if cfg.normalize_obs:
             self.register_buffer("obs_count", torch.zeros((), dtype=torch.int64))
@@ -155,7 +154,7 @@ class PPOLSTM(Learner):
         return self.actor.act(obs, self.actor.initial(len(obs)), explore).action
 
     def normalize(self, obs: Tensor) -> Tensor:
-        return super().normalize(obs).clamp(-CLIP, CLIP) if self.cfg.normalize_obs else obs
+        return super().normalize(obs).clamp(-OBS_CLIP, OBS_CLIP) if self.cfg.normalize_obs else obs
 
     def update(self, rollout: Rollout) -> Metrics:
         self.updates += 1

@@ -20,6 +20,8 @@ from rlx.callbacks import crossed
 from rlx.callbacks.bus import Callback
 from rlx.callbacks.metrics import INTERRUPTED
 from rlx.errors import UserError
+from rlx.fields import number
+from rlx.learner import Learner
 from rlx.nn import Adam, Critic, polyak, target_of
 from rlx.returns import td_target
 from rlx.rng import seeded
@@ -34,11 +36,11 @@ class FittedQConfig:
     """How the estimate is fitted; how often: `trainer.eval_interval`."""
 
     _target_: str = "rlx.callbacks.fitted_q.FittedQ"
-    updates: int = 2000  # steps of each fit
-    batch_size: int = 256
+    updates: int = number(2000, least=0)  # steps of each fit
+    batch_size: int = number(256, least=1)
     hidden: list[int] = field(default_factory=lambda: [64, 64])
-    lr: float = 1e-3
-    tau: float = 0.05  # step of the target network
+    lr: float = number(1e-3, above=0)
+    tau: float = number(0.05, above=0, most=1)  # step of the target network
     keep_best: bool = False  # save the policy of the highest value as `best`
 
 
@@ -48,6 +50,15 @@ def as_input(action: Tensor, spec: Spec) -> Tensor:
         return action
     columns = action.reshape(len(action), -1)
     return torch.cat([F.one_hot(columns[:, i], n) for i, n in enumerate(spec.action_sizes)], dim=1).float()
+
+
+def refuse_memory(learner: Learner, callback: str) -> None:
+    """Refuse a policy whose action does not follow from a single observation."""
+    if learner.actor.remembers:
+        raise UserError(
+            f"callbacks.{callback} asks the policy about single observations and the policy of algo={learner.cfg.name} "
+            f"remembers those before; remove it (~callbacks.{callback})."
+        )
 
 
 class FittedQ(Callback):
@@ -63,6 +74,7 @@ class FittedQ(Callback):
     def check(self, trainer: Trainer) -> None:
         if trainer.prior is None:
             raise UserError("callbacks.fitted_q judges by a dataset and there is none; add dataset=... or remove it.")
+        refuse_memory(trainer.learner, "fitted_q")
         if trainer.dataset is not None:
             trainer.dataset.check_order(
                 "the returns of callbacks.fitted_q", instead="; ~callbacks.fitted_q leaves it out"
@@ -103,7 +115,7 @@ class FittedQ(Callback):
             critic, loss = self._fit(trainer)
             first = torch.from_numpy(np.asarray(dataset.obs[dataset.episodes[:, 0]]))
             with torch.no_grad():
-                action = as_input(learner.act(first, explore=False), trainer.spec)
+                action = as_input(learner.actor.act(first, (), explore=False).action, trainer.spec)
                 value = critic(first.flatten(1), action).mean()
         prior.load_state(before)
         learner.train(training)
@@ -113,7 +125,7 @@ class FittedQ(Callback):
         return {"fqe/value": float(value), "fqe/behavior_value": behavior, "fqe/loss": float(loss)}
 
     def _fit(self, trainer: Trainer) -> tuple[Critic, Tensor]:
-        spec, cfg, learner = trainer.spec, self.cfg, trainer.learner
+        spec, cfg, actor = trainer.spec, self.cfg, trainer.learner.actor
         critic = Critic(spec.obs_dim, spec.action_dim, cfg.hidden, n=1)
         target = target_of(critic)
         optimizer = Adam(critic.parameters(), cfg.lr)
@@ -122,7 +134,7 @@ class FittedQ(Callback):
         for _ in range(cfg.updates):
             for batch in trainer.prior.sample(cfg.batch_size, 1):
                 with torch.no_grad():
-                    next_action = as_input(learner.act(batch.next_obs, explore=False), spec)
+                    next_action = as_input(actor.act(batch.next_obs, (), explore=False).action, spec)
                     next_value = target(batch.next_obs.flatten(1), next_action)[0]
                     y = td_target(batch.reward, batch.discount, batch.terminated, next_value)
                 loss = F.mse_loss(critic(batch.obs.flatten(1), as_input(batch.action, spec))[0], y)

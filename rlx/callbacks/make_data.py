@@ -26,19 +26,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from omegaconf import OmegaConf
 
+from rlx.agent import LearnerAgent
 from rlx.callbacks.bus import Callback
 from rlx.callbacks.metrics import INTERRUPTED
+from rlx.config import PYTHON, as_written
 from rlx.data.collect import collect_episodes, episodes_of_rows
 from rlx.data.minari import Episode, load_episodes, minari_root, write_minari
 from rlx.envs.evaluation import MOST_EPISODES
-from rlx.envs.factory import PYTHON, make_vector_env
+from rlx.envs.factory import make_vector_env
 from rlx.errors import UserError
+from rlx.fields import check_numbers, number
 from rlx.files import read_bounded, write_atomically
 from rlx.rng import seeded
-from rlx.saved import as_written
 
 if TYPE_CHECKING:
     from rlx.trainers.trainer import Trainer
@@ -55,8 +56,8 @@ class MakeDataConfig:
     _target_: str = "rlx.callbacks.make_data.MakeData"
     prefix: str = ""  # of the dataset ids, such as rlx/hopper
     medium_return: float = 0.0  # an evaluation that reaches this is the medium policy
-    episodes: int = 100  # of the medium and of the expert dataset
-    noise: float = 0.1  # std of the noise on actions
+    episodes: int = number(100, least=1, most=MOST_EPISODES)  # of the medium and of the expert dataset
+    noise: float = number(0.1, least=0)  # std of the noise on actions
 
 
 def _read_mark(file: Path) -> str | None:
@@ -83,10 +84,7 @@ class MakeData(Callback):
                 f"callbacks.make_data.prefix={cfg.prefix} is not the beginning of a dataset id; give one such as "
                 "rlx/hopper."
             )
-        if not 1 <= cfg.episodes <= MOST_EPISODES:
-            raise UserError(
-                f"callbacks.make_data.episodes={cfg.episodes} is not possible; give 1 to {MOST_EPISODES:,}."
-            )
+        check_numbers(cfg, "callbacks.make_data")
         self.cfg = cfg
         self.medium = False  # has it been written
         self.mark = ""  # in the description of what this run writes
@@ -158,9 +156,6 @@ class MakeData(Callback):
         return str(description).endswith(f"({self.mark})")
 
     def _roll_out(self, trainer: Trainer, seed: int) -> list[Episode]:
-        def act(obs: np.ndarray) -> np.ndarray:
-            return trainer.learner.act(torch.from_numpy(obs).to(trainer.device), explore=False).cpu().numpy()
-
         envs = make_vector_env(
             OmegaConf.to_object(trainer.cfg.env),  # type: ignore[arg-type]
             min(self.cfg.episodes, 10),
@@ -168,7 +163,8 @@ class MakeData(Callback):
         )
         try:
             with seeded(seed, trainer.device):
-                return collect_episodes(act, envs, trainer.spec, self.cfg.episodes, self.cfg.noise, seed)
+                agent = LearnerAgent(trainer.learner, envs.num_envs)
+                return collect_episodes(agent, envs, trainer.spec, self.cfg.episodes, self.cfg.noise, seed)
         finally:
             envs.close()
 

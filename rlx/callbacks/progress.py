@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlx.callbacks.bus import Callback
+from rlx.fields import number
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -28,8 +29,8 @@ class ProgressConfig:
     """How often progress is shown."""
 
     _target_: str = "rlx.callbacks.progress.Progress"
-    refresh: float = 0.25  # seconds between two states of the bar
-    every: float = 30.0  # seconds between two plain lines, besides one at each evaluation
+    refresh: float = number(0.25, least=0)  # seconds between two states of the bar
+    every: float = number(30.0, least=0)  # seconds between two plain lines, besides one at each evaluation
 
 
 def format_seconds(seconds: float) -> str:

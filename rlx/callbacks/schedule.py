@@ -6,15 +6,15 @@ checkpoint keeps the counters they were computed at, because it may lie within a
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from rlx.callbacks.bus import Callback
-from rlx.errors import UserError, nearest, require
+from rlx.errors import UserError, nearest
+from rlx.fields import check_number, is_read_once
 from rlx.learner import is_learning_rate
 from rlx.schedules import (
+    FIELDS_OF_PHASES,
     Kind,
     ScheduleConfig,
     ScheduleSpec,
@@ -26,16 +26,7 @@ from rlx.schedules import (
 )
 
 if TYPE_CHECKING:
-    from rlx.trainers.trainer import Trainer
-
-# Numbers of algorithms that are read once, when the learner or its data are made. Besides these, learning rates, what
-# the learner keeps a copy of, and first values of what it learns (see `is_kept`) do not move either.
-READ_ONCE = frozenset(
-    {
-        "actor_weight_decay", "adam_eps", "beta1", "critics", "discount", "dropout", "eps", "eval_candidates",
-        "log_std_init", "quantiles", "square_decay", "target_entropy_scale",
-    }
-)  # fmt: skip
+    from rlx.trainers.trainer import Phase, Trainer
 
 
 def numeric_fields(config: Any) -> dict[str, float]:
@@ -46,44 +37,46 @@ def numeric_fields(config: Any) -> dict[str, float]:
     return {k: v for k, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)}
 
 
-def is_kept(learner: Any, name: str) -> bool:
-    """Does the learner have its own copy, in itself, as the logarithm of a parameter, or in an optimizer?"""
-    if name in vars(learner) or hasattr(learner, f"log_{name}"):
-        return True
-    return any(getattr(optimizer, name, None) is not None for optimizer in learner.optimizers.values())
+def moves(config: Any) -> list[str]:
+    """The numbers of a config dataclass that are read at each update or action, so that a schedule can move them."""
+    return [name for name in numeric_fields(config) if not is_read_once(config, name) and not is_learning_rate(name)]
 
 
-def movable(trainer: Trainer) -> dict[str, Any]:
-    """The numbers that a schedule can move, because they are read at each update or action; with their configs."""
-    learner, phases = trainer.learner, trainer.settings.phases.values()
-    found: dict[str, Any] = {
-        name: learner.cfg
-        for name in numeric_fields(learner.cfg)
-        if name not in READ_ONCE and not is_learning_rate(name) and not is_kept(learner, name)
-    }
-    if any(phase.on_policy for phase in phases):
-        found.pop("batch_size", None)  # a rollout is one batch
-    if trainer.prior is not None and any(phase.collect > 0 and not phase.on_policy for phase in phases):
-        found["offline_batch_ratio"] = trainer.settings
-    return found
+def mixing_phases(trainer: Trainer) -> list[Phase]:
+    """The phases whose batches may be mixed from a dataset and what the run collects."""
+    phases = trainer.settings.phases.values()
+    return [p for p in phases if p.collect > 0 and not p.on_policy] if trainer.prior is not None else []
 
 
-def find_owner(trainer: Trainer, name: str) -> Any:
-    """The config that holds the number `name`, if a schedule can move it."""
-    found = movable(trainer)
-    if name in found:
-        return found[name]
-    can = f"{trainer.learner.cfg.name} can move here: {', '.join(sorted(found))}."
+def movable(trainer: Trainer) -> dict[str, list[Any]]:
+    """What a schedule can move, by the name of its target: the configs that hold it."""
+    cfg, mixing = trainer.learner.cfg, mixing_phases(trainer)
+    owners: dict[str, list[Any]] = {name: [cfg] for name in moves(cfg)}
+    if any(phase.on_policy for phase in trainer.settings.phases.values()):
+        owners.pop("batch_size", None)  # a rollout is one batch
+    if mixing:
+        owners |= dict.fromkeys(moves(mixing[0]), mixing)
+        owners |= {name: mixing for name, field in FIELDS_OF_PHASES.items() if field in owners}
+    return owners
+
+
+def find_owners(trainer: Trainer, name: str) -> list[Any]:
+    """The configs that hold the number `name`, if a schedule can move it."""
+    owners = movable(trainer)
+    if name in owners:
+        return owners[name]
+    can = f"{trainer.learner.cfg.name} can move here: {', '.join(sorted(owners))}."
     if is_learning_rate(name):
         raise UserError(
             f"schedule.targets.{name} is a learning rate, and the schedule itself multiplies all of them: set "
             f"schedule=linear or schedule.kind, schedule.start and schedule.end instead; what {can}"
         )
-    if name in numeric_fields(trainer.learner.cfg) or name in numeric_fields(trainer.settings):
+    phases = trainer.settings.phases.values()
+    if any(name in numeric_fields(config) for config in (trainer.learner.cfg, trainer.settings, *phases)):
         raise UserError(
             f"schedule.targets.{name} is not read again once the run has begun, so no schedule can move it; what {can}"
         )
-    guess = nearest(name, found)
+    guess = nearest(name, owners)
     hint = f"did you mean schedule.targets.{guess}? What" if guess else "what"
     raise UserError(f"schedule.targets.{name} names no number of the algorithm or the trainer; {hint} {can}")
 
@@ -94,18 +87,14 @@ def as_declared(owner: Any, name: str, value: float) -> float:
 
 
 def check_value(trainer: Trainer, name: str, value: float) -> None:
-    """Refuse what the algorithm would refuse in its config; a learner that is made with it knows."""
-    owner, learner = find_owner(trainer, name), trainer.learner
-    value = as_declared(owner, name, value)
-    try:
-        if owner is not learner.cfg:
-            require(0 <= value <= 1, f"trainer.{name} is a share; give 0 to 1.")
-            return
-        with torch.random.fork_rng(devices=[]):  # a learner draws its first weights
-            changed: dict[str, Any] = {name: value}
-            type(learner)(replace(owner, **changed), learner.spec)
-    except UserError as error:
-        raise UserError(f"schedule.targets.{name} reaches {value:.3g}, which cannot be: {error}") from error
+    """Refuse what the config itself would refuse."""
+    field = FIELDS_OF_PHASES.get(name, name)
+    for owner in find_owners(trainer, name):
+        whole = as_declared(owner, field, value)
+        try:
+            check_number(owner, field, whole, "algo" if owner is trainer.learner.cfg else "trainer.phases")
+        except UserError as error:
+            raise UserError(f"schedule.targets.{name} reaches {whole:.3g}: {error}") from error
 
 
 def _counters(trainer: Trainer) -> dict[str, int]:
@@ -126,13 +115,16 @@ class Schedules(Callback):
             check_schedule(spec, f"schedule.targets.{name}")
         self.used: dict[str, float] = {}  # what the iteration that just ended was run with, as metrics
         self._next: dict[str, float] = {}
-        self._owners: dict[str, Any] = {}
+        self._owners: dict[str, list[Any]] = {}
         self._at: dict[str, int] | None = None  # the counters that the values in force were computed at
-        self._still = all(spec.kind is Kind.constant for spec in (self.lr, *self.targets.values()))
+        self._constant = all(spec.kind is Kind.constant for spec in (self.lr, *self.targets.values()))
 
     def check(self, trainer: Trainer) -> None:
         for name in self.targets:
-            find_owner(trainer, name)
+            find_owners(trainer, name)
+            field = FIELDS_OF_PHASES.get(name, name)
+            if field != name and field in self.targets:
+                raise UserError(f"schedule.targets.{name} and schedule.targets.{field} are the same number; give one.")
         for spec in (self.lr, *self.targets.values()):
             self._value(trainer, spec, _counters(trainer))
         for name, spec in self.targets.items():
@@ -140,13 +132,13 @@ class Schedules(Callback):
                 check_value(trainer, name, value)
 
     def on_run_start(self, trainer: Trainer) -> None:
-        self._owners = {name: find_owner(trainer, name) for name in self.targets}
+        self._owners = {name: find_owners(trainer, name) for name in self.targets}
         self._apply(trainer, self._at or _counters(trainer))
-        if self._still or not self.used:  # after a resume, the last row may still be about the iteration before
+        if self._constant or not self.used:  # after a resume, the last row may still be about the iteration before
             self.used = self._next
 
     def on_iteration(self, trainer: Trainer) -> None:
-        if not self._still:
+        if not self._constant:
             self.used = self._next
             self._apply(trainer, _counters(trainer))
 
@@ -170,7 +162,8 @@ class Schedules(Callback):
             optimizer.scale = lr
         self._next = {"schedule/lr": lr}
         for name, spec in self.targets.items():
-            owner = self._owners[name]
-            value = as_declared(owner, name, self._value(trainer, spec, at))
-            setattr(owner, name, value)
-            self._next[f"schedule/{name}"] = value
+            field = FIELDS_OF_PHASES.get(name, name)
+            for owner in self._owners[name]:
+                value = as_declared(owner, field, self._value(trainer, spec, at))
+                setattr(owner, field, value)
+                self._next[f"schedule/{name}"] = value

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlx.errors import UserError, nearest
-from rlx.memory import available_memory
+from rlx.system import available_memory
 
 Array = NDArray[Any]
 

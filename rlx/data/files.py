@@ -26,7 +26,7 @@ import numpy as np
 from rlx.data.columns import Array, plain_dtype, printable
 from rlx.errors import UserError
 from rlx.files import open_regular
-from rlx.memory import available_memory
+from rlx.system import available_memory
 
 DECLARED = 2**30  # bytes of arrays that a file of any size may declare
 RATIO = 1100  # bytes of arrays to a byte of the file, beyond that: deflate makes at most 1032 of one

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import gymnasium
 import numpy as np
 
 from rlx.data.columns import LISTED, Array, printable
@@ -299,8 +300,6 @@ def build(dataset_id: str, storage: Path) -> None:
 
 def check_recordable(env_id: str) -> Any:
     """The registered spec of an env, without which Minari can keep no dataset of it; UserError where there is none."""
-    import gymnasium
-
     try:
         spec = gymnasium.spec(env_id.rpartition(":")[2])  # whose module, if it names one, has been imported
         spec.to_json()

@@ -14,12 +14,14 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 import numpy as np
+from omegaconf import OmegaConf
 
+from rlx.config import escaped, instantiate
 from rlx.data.columns import Array
 from rlx.data.dataset import TransitionDataset, apportion
 from rlx.data.sources import DatasetConfig
 from rlx.errors import UserError
-from rlx.memory import enough_memory
+from rlx.system import enough_memory
 from rlx.types import Spec
 
 log = logging.getLogger("rlx")
@@ -40,10 +42,6 @@ class MixConfig(DatasetConfig):
 
 
 def load_mix(cfg: MixConfig, spec: Spec, seed: int = 0, trust: Sequence[str] = ()) -> TransitionDataset:
-    from omegaconf import OmegaConf
-
-    from rlx.config import instantiate
-
     if not cfg.sources:
         raise UserError(
             "dataset=mix has no sources: add one with +dataset@dataset.sources.NAME=npz and give its ratio."
@@ -74,10 +72,6 @@ def load_mix(cfg: MixConfig, spec: Spec, seed: int = 0, trust: Sequence[str] = (
 
 def _as_node(value: Any) -> Any:
     """What a source was made into, as OmegaConf takes it; the values are resolved and have nothing to interpolate."""
-    from omegaconf import OmegaConf
-
-    from rlx.saved import escaped
-
     if is_dataclass(value) and not isinstance(value, type):
         values = {f.name: _as_node(getattr(value, f.name)) for f in fields(value)}
         return OmegaConf.merge(OmegaConf.structured(type(value)), values)

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from rlx.errors import UserError
-from rlx.memory import enough_memory
 from rlx.returns import discounted_returns, going_on
+from rlx.system import enough_memory
 from rlx.types import Batch, Spec
 
 if TYPE_CHECKING:

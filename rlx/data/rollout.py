@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlx.memory import enough_memory
+from rlx.system import enough_memory
 from rlx.types import Carry, Rollout, Spec
 
 
@@ -19,7 +19,7 @@ class RolloutBuffer:
 
     def __init__(self, length: int, num_envs: int, spec: Spec):
         self.size = 0
-        self.carry: Carry = ()  # before the first step
+        self.carry: Carry = ()  # what the actor remembered before the first step
         kind = {"box": np.float32, "discrete": np.int64, "multi_discrete": np.int64}[spec.action_kind]
         obs_dtype = np.dtype(spec.obs_dtype)
         lead = (length, num_envs)
@@ -44,8 +44,11 @@ class RolloutBuffer:
         next_obs: np.ndarray,
         terminated: np.ndarray,
         truncated: np.ndarray,
+        carry: Carry = (),
     ) -> None:
-        """Append one step of all envs."""
+        """Append one step of all envs; `carry` is what the actor remembered before it."""
+        if self.size == 0:
+            self.carry = carry
         values = (obs, action, reward, next_obs, terminated, truncated)
         for column, value in zip(self._columns.values(), values, strict=True):
             column[self.size] = value
@@ -69,9 +72,11 @@ class RolloutBuffer:
 
     def tensors(self) -> dict[str, Tensor]:
         """A rollout that is still being collected, for a checkpoint."""
-        return {name: torch.from_numpy(column[: self.size]) for name, column in self._columns.items()}
+        columns = {name: torch.from_numpy(column[: self.size]) for name, column in self._columns.items()}
+        return columns | {f"carry.{i}": tensor for i, tensor in enumerate(self.carry)}
 
     def load_tensors(self, saved: dict[str, Tensor]) -> None:
         self.size = len(saved["reward"])
         for name, column in self._columns.items():
             column[: self.size] = saved[name].numpy()
+        self.carry = tuple(saved[f"carry.{i}"] for i in range(len(saved) - len(self._columns)))

@@ -15,10 +15,11 @@ from contextlib import closing
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from rlx.config import PYTHON
 from rlx.data.columns import ALIASES, Array, assemble, printable
 from rlx.data.dataset import TransitionDataset
 from rlx.data.episodes import Episodes, Terminals, apply_choices
@@ -36,13 +37,12 @@ from rlx.data.files import (
     hdf5_text,
 )
 from rlx.data.torch_files import TorchTensors
+from rlx.envs.factory import EnvConfig, make_env
+from rlx.envs.vector import faults_told
 from rlx.errors import UserError
-from rlx.memory import enough_memory
-from rlx.saved import restoring
+from rlx.restoring import restoring
+from rlx.system import enough_memory
 from rlx.types import Spec
-
-if TYPE_CHECKING:
-    from rlx.envs.factory import EnvConfig
 
 log = logging.getLogger("rlx")
 
@@ -133,8 +133,6 @@ def load_hdf5(cfg: Hdf5Config, spec: Spec | None, seed: int = 0) -> TransitionDa
 
 
 def load_random(cfg: RandomConfig, spec: Spec, seed: int = 0, trust: Sequence[str] = ()) -> TransitionDataset:
-    from rlx.envs.factory import PYTHON, EnvConfig
-
     env = cfg.env if isinstance(cfg.env, EnvConfig) else spec.env_id  # outside of a run there is the id alone
     if spec.env_id.startswith(PYTHON):
         raise UserError(
@@ -349,9 +347,6 @@ def read_run(path: str) -> TransitionDataset:
 
 def roll_out_random(env_or_id: EnvConfig | str, size: int, seed: int, trust: Sequence[str] = ()) -> TransitionDataset:
     """`size` transitions of uniformly random actions; the same for the same seed."""
-    from rlx.envs.factory import EnvConfig, make_env
-    from rlx.envs.vector import faults_told
-
     cfg = EnvConfig(id=env_or_id) if isinstance(env_or_id, str) else env_or_id
     if size < 1:
         raise UserError(f"dataset.size={size} is not possible; give 1 or more.")

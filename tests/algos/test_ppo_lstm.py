@@ -11,7 +11,7 @@ from torch import Tensor
 from rlx.algos.ppo import standardized
 from rlx.algos.ppo_lstm import PPOLSTM, Experience, PPOLSTMConfig, states_of, surrogate_loss, value_loss
 from rlx.errors import UserError
-from rlx.recurrent import stretches
+from rlx.nn.recurrent import stretches
 from rlx.returns import gae
 from rlx.types import Carry, Rollout, Spec
 

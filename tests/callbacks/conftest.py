@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rlx.callbacks.bus import Callback, CallbackBus
+from rlx.fields import number
 from rlx.trainers.trainer import Phase
 
 
@@ -27,9 +28,9 @@ class AlgoSettings:
     epsilon: float = 1.0
     horizon_steps: int = 4
     lr: float = 1e-3
-    discount: float = 0.99
-    alpha: float = 0.5
-    max_grad_norm: float = 0.5
+    discount: float = number(0.99, read_once=True)
+    alpha: float = number(0.5, read_once=True)
+    max_grad_norm: float = number(0.5, read_once=True)
     name: str = "fake"
 
 
@@ -39,7 +40,6 @@ class FakeLearner:
     def __init__(self, cfg: AlgoSettings, spec: None = None):
         self.cfg, self.spec = cfg, spec
         self.optimizers: dict[str, Any] = {}
-        self.log_alpha = -0.7
 
 
 class Recorder(Callback):
@@ -69,7 +69,7 @@ class FakeTrainer:
         self.state = SimpleNamespace(
             steps=0, env_steps=0, updates=0, epoch=0, best=None, should_stop=False, stop_reason="", wall_time=0.0
         )
-        optimizers = {"actor": SimpleNamespace(scale=1.0, max_grad_norm=0.5), "critic": SimpleNamespace(scale=1.0)}
+        optimizers = {"actor": SimpleNamespace(scale=1.0), "critic": SimpleNamespace(scale=1.0)}
         self.learner = FakeLearner(AlgoSettings())
         self.learner.optimizers = optimizers
         self.prior = object()

@@ -28,7 +28,7 @@ def test_drives_numbers_of_the_algorithm_and_of_the_trainer(make_trainer):
     }
     schedules = Schedules(ScheduleConfig(targets=targets))
     trainer = make_trainer({"schedules": schedules}).start()
-    assert trainer.settings.offline_batch_ratio == 0.25
+    assert trainer.settings.phases["online"].offline_fraction == 0.25
     assert trainer.learner.cfg.epsilon == 1.0
     trainer.advance(5)
     assert trainer.learner.cfg.epsilon == 0.75
@@ -61,8 +61,8 @@ def test_a_resume_within_an_iteration_keeps_the_value_of_that_iteration(make_tra
         ({"name": 0.1}, "names no number"),
         ({"lr": 0.1}, "the schedule itself multiplies.*can move here: epsilon, horizon_steps, offline_batch_ratio"),
         ({"discount": 0.1}, "not read again"),
-        ({"alpha": 0.1}, "not read again"),  # the learner has a log_alpha
-        ({"max_grad_norm": 0.1}, "not read again"),  # its optimizer has one
+        ({"alpha": 0.1}, "not read again"),
+        ({"max_grad_norm": 0.1}, "not read again"),
         ({"train_frequency": 2}, "not read again"),
     ],
 )

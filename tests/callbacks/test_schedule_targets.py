@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers import REGIMES, SMALL, tiny
+from helpers import REGIMES, SMALL, SMALL_TRANSFORMER, tiny
 
 import rlx
 from rlx.callbacks.schedule import movable
 from rlx.config import compose_config, learners, schemas
 from rlx.errors import UserError
 from rlx.trainers.trainer import Trainer
+from rlx.types import Windows
 
 NAMES = sorted(name.removeprefix("algo/") for name in schemas() if name.startswith("algo/"))
 
@@ -26,7 +28,8 @@ def overrides_of(name: str) -> list[str]:
     often = [f"algo.{f.name}=2" for f in fields(config) if f.name in ("target_interval", "policy_delay")]
     chosen = [f"algo={name}", env, "~algo_env"]
     regime = REGIMES[compose_config(chosen).trainer.regime]
-    return [*chosen, *SMALL, *nets, *regime, *often]
+    sequences = SMALL_TRANSFORMER if learners()[name].reads is Windows else ()
+    return [*chosen, *SMALL, *nets, *sequences, *regime, *often]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -54,7 +57,7 @@ def test_what_can_move_is_read_again(name: str, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(Trainer, "run", watched)
     rlx.train(*overrides_of(name), run_dir=tmp_path / "run")
     assert allowed
-    assert allowed - read <= {"offline_batch_ratio"}  # of the trainer
+    assert allowed - read <= {"offline_batch_ratio", "offline_fraction"}  # of the trainer
 
 
 @pytest.mark.parametrize(
@@ -87,7 +90,7 @@ def test_what_cannot_move_is_refused_and_leaves_no_folder(regime: str, target: s
     ],
 )
 def test_a_value_that_the_algorithm_would_refuse_is_refused(algo: str, target: str, spec: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=rf"schedule.targets.{target} reaches .* algo.{target}"):
+    with pytest.raises(UserError, match=rf"schedule.targets.{target} reaches .* algo.{target} must be"):
         rlx.train(*tiny("off_policy", f"algo={algo}", f"+schedule.targets.{target}={spec}"), run_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -108,7 +111,7 @@ def test_a_value_may_fall_to_nothing(regime: str, target: str, spec: str, tmp_pa
 
 
 def test_a_share_beyond_one_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="give 0 to 1"):
+    with pytest.raises(UserError, match=r"offline_batch_ratio reaches 1.5: .*between 0 and 1"):
         rlx.train(*tiny("offline_to_online", "+schedule.targets.offline_batch_ratio=1.5"), run_dir=tmp_path / "run")
 
 
@@ -131,3 +134,34 @@ def test_a_mixture_may_begin_with_nothing(tmp_path: Path) -> None:
     rlx.train(*overrides, run_dir=tmp_path / "run")
     shares = [row["data/prior_fraction"] for row in rows(tmp_path / "run") if row["kind"] == "train"]
     assert shares[0] < 0.5 < shares[-1]
+
+
+def shares(run_dir: Path) -> list[float]:
+    from helpers import rows
+
+    return [row["data/prior_fraction"] for row in rows(run_dir) if "data/prior_fraction" in row]
+
+
+def test_a_phase_is_the_truth_about_its_batches(tmp_path: Path) -> None:
+    online = tiny("offline_to_online", "trainer.pretrain_updates=0", "algo.batch_size=10")
+    rlx.train(*online, "trainer.phases.online.offline_fraction=0.9", run_dir=tmp_path / "phase")
+    rlx.train(*online, "trainer.offline_batch_ratio=0.3", run_dir=tmp_path / "flat")
+    assert set(shares(tmp_path / "phase")) == {0.9}
+    assert set(shares(tmp_path / "flat")) == {0.3}
+
+
+def test_a_mixture_moves_by_either_of_its_names(tmp_path: Path) -> None:
+    online = tiny("offline_to_online", "trainer.pretrain_updates=0", "algo.batch_size=10")
+    ramp = "{kind: linear, start: 0.2, end: 0.8}"
+    for name in ("offline_batch_ratio", "offline_fraction"):
+        rlx.train(*online, f"+schedule.targets.{name}={ramp}", run_dir=tmp_path / name)
+    assert shares(tmp_path / "offline_batch_ratio") == shares(tmp_path / "offline_fraction")
+    assert shares(tmp_path / "offline_fraction")[-1] > 0.5
+    both = [f"+schedule.targets.{name}=0.5" for name in ("offline_batch_ratio", "offline_fraction")]
+    with pytest.raises(UserError, match="are the same number; give one"):
+        rlx.train(*online, *both, run_dir=tmp_path / "both")
+
+
+def test_a_phase_is_the_truth_about_its_rollout(tmp_path: Path) -> None:
+    result = rlx.train(*tiny("on_policy"), "trainer.phases.online.collect=8", run_dir=tmp_path / "run")
+    assert result.summary["updates"] == math.ceil(result.summary["env_steps"] / 8)

@@ -286,13 +286,13 @@ def test_more_memory_than_there_is_says_how_much_would_fit() -> None:
 def test_a_dataset_beyond_memory_is_told_to_stay_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """100 rows of 9 numbers, 4 of them observations: 3600 bytes in memory, 2000 besides those on disk."""
     dataset(100).save(tmp_path / "data.npz")
-    monkeypatch.setattr("rlx.memory.available_memory", lambda: 2500)
+    monkeypatch.setattr("rlx.system.available_memory", lambda: 2500)
     with pytest.raises(UserError, match=r"A dataset of 100 transitions.*dataset\.memory=mmap"):
         DatasetReplay(read_npz(str(tmp_path / "data.npz"), False), BOX, 0.5, 1, seed=0)
     replay = DatasetReplay(read_npz(str(tmp_path / "data.npz"), True), BOX, 0.5, 1, seed=0)
     assert replay.nbytes == 2000
     assert rows_of(replay, [7]).obs.tolist() == [[7.0, 7.0]]
-    monkeypatch.setattr("rlx.memory.available_memory", lambda: 1999)
+    monkeypatch.setattr("rlx.system.available_memory", lambda: 1999)
     with pytest.raises(UserError, match=r"use a smaller one\.$"):
         DatasetReplay(read_npz(str(tmp_path / "data.npz"), True), BOX, 0.5, 1, seed=0)
 

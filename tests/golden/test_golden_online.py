@@ -9,7 +9,7 @@ import golden
 import pytest
 from golden import Case
 
-import rlx.batchrenorm
+import rlx.nn.fused
 from rlx.algos.a2c import A2C, A2CConfig
 from rlx.algos.crossq import CrossQ, CrossQConfig
 from rlx.algos.ddpg import DDPG, DDPGConfig
@@ -50,7 +50,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_the_weights_are_those_of_the_reference(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if name == "crossq_renorm":  # where eps is small, so is the difference of the two formulas
-        monkeypatch.setattr(rlx.batchrenorm, "EPS", 1e-20)
+        monkeypatch.setattr(rlx.nn.fused, "RENORM_EPS", 1e-20)
     golden.check(name, CASES[name])
 
 

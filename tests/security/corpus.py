@@ -250,7 +250,7 @@ CASES: dict[str, Case] = {
     "algo_is_a_stranger": Case(put("algo._target_", "evil_module.Learner")),
     "algo_is_a_builtin": Case(put("algo._target_", "builtins.exec")),
     "algo_is_the_command_line": Case(put("algo._target_", "rlx.cli.main")),
-    "algo_is_reached_through_rlx": Case(put("algo._target_", "rlx.workflows.os.system")),
+    "algo_is_reached_through_rlx": Case(put("algo._target_", "rlx.files.os.system")),
     "algo_is_a_base_class": Case(put("algo._target_", "rlx.learner.Learner")),
     "target_is_a_list": Case(put("reward._target_", ["os.system"])),
     "target_is_an_interpolation": Case(puts(algo___target_="${env.dataset_id}", env__dataset_id="evil_module.X")),

@@ -12,9 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
-from rlx.config import compose_config, load_config
+from rlx.config import as_text, as_written, compose_config, escaped, load_config, parse, references
 from rlx.errors import UserError
-from rlx.saved import as_text, as_written, escaped, parse, references
 
 QUICK = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
@@ -137,3 +136,10 @@ def test_groups_that_are_not_used_may_reach_further() -> None:
     assert load_config(text, ["seed=3"]).seed == 3  # what the user types replaces it
     with pytest.raises(UserError, match="seed"):
         load_config(text.replace("name: rlpd", "name: x${seed}"), use=("algo", "env"))
+
+
+def test_phases_of_older_configs_keep_what_the_trainer_had_for_them() -> None:
+    values = yaml.safe_load(OmegaConf.to_yaml(compose_config(["algo=sac", "trainer.min_buffer_size=77"])))
+    del values["trainer"]["phases"]["online"]["min_buffer_size"]
+    cfg = load_config(yaml.safe_dump(values))
+    assert cfg.trainer.phases.online.min_buffer_size == 77

@@ -1,0 +1,259 @@
+"""From a config to a Trainer, and from a checkpoint to a learner that acts."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from rlx.agent import LearnerAgent
+from rlx.callbacks.bus import Callback, CallbackBus
+from rlx.checkpoint import DamagedCheckpoint, find_checkpoint, read_folder
+from rlx.collectors import Collector, LocalConfig
+from rlx.config import (
+    PYTHON,
+    as_written,
+    check_spec,
+    instantiate,
+    learner_class,
+    load_config,
+    loggers,
+    module_names,
+    refuse_foreign_env,
+)
+from rlx.data.dataset import TransitionDataset
+from rlx.data.replay import DatasetReplay, Layout, Replay
+from rlx.data.sources import finish
+from rlx.data.specs import NO_ENV, spec_of_dataset
+from rlx.envs import make_env, make_vector_env, probe, spec_of
+from rlx.envs.factory import EnvConfig
+from rlx.envs.vector import VectorEnv
+from rlx.errors import UserError, shown
+from rlx.given import NOTHING, EnvLike, Given
+from rlx.learner import Allocation, Learner
+from rlx.reporting import counted
+from rlx.restoring import check_like, restoring
+from rlx.rewards import RewardTransform
+from rlx.rng import seeded
+from rlx.system import available_memory, choose_device, enough_memory
+from rlx.trainers.trainer import Trainer
+from rlx.types import OBS, Spec
+
+log = logging.getLogger("rlx")
+
+
+def build(cfg: DictConfig, folder: Path, given: Given = NOTHING, progress: bool = True) -> Trainer:
+    """Everything that a run is made of, from its config and from what was given besides."""
+    env_cfg = given.env_config(cfg)
+    simulator = env_cfg.id != NO_ENV
+    data = given.dataset  # read by now, or first of all, where the Spec comes from it
+    if not simulator and data is None:
+        data = read_dataset(cfg)
+    spec = env_spec(env_cfg, cfg.trust) if simulator or data is None else spec_of_dataset(data)
+    check_spec(cfg, spec)
+    phases = list(cfg.trainer.phases.values())
+    collects = any(phase.collect > 0 for phase in phases)
+    if collects and not simulator:
+        raise UserError("env=none has nothing to collect from; use trainer=offline, or choose an env.")
+    one = given.env is not None and given.env.single
+    if one and collects:
+        raise UserError(
+            f"A run that collects has envs to learn in and others to evaluate in, and one {env_cfg.id} was given; "
+            "give a function that makes them: env=lambda: MyEnv()."
+        )
+    reward = instantiate(cfg.reward, trust=cfg.trust)
+    with choose_device(cfg.device), within_memory(cfg):  # weights and optimizer states are made there
+        learner: Learner = instantiate(cfg.algo, spec, trust=cfg.trust)
+    check_batches(cfg, spec)
+    dataset, prior = load_prior(cfg, spec, reward, learner, data) if cfg.dataset is not None else (None, None)
+    collector: Collector | None = None
+    if collects:
+        make_envs = functools.partial(make_vector_env, env_cfg, trust=cfg.trust)
+        node = OmegaConf.structured(LocalConfig) if cfg.collector is None else cfg.collector  # older runs have none
+        collector = instantiate(node, learner, make_envs, reward, int(cfg.seed), trust=cfg.trust)
+    replay = None
+    if collector is not None and any(phase.collect > 0 and not phase.on_policy for phase in phases):
+        replay = make_replay(cfg, spec, collector.num_envs, prior)
+        if type(replay).connect is not Replay.connect:  # it asks the env for rewards as long as the run lasts
+            replay.connect(make_env(env_cfg, cfg.trust), reward)
+    trainer: Trainer = instantiate(
+        cfg.trainer,
+        cfg,
+        learner,
+        make_bus(cfg, progress),
+        reward,
+        folder,
+        collector=collector,
+        eval_envs=make_vector_env(env_cfg, 1 if one else min(cfg.trainer.eval_episodes, 10), cfg.trust)
+        if simulator
+        else None,
+        replay=replay,
+        prior=prior,
+        dataset=dataset,
+        trust=cfg.trust,
+    )
+    return trainer
+
+
+def within_memory(cfg: DictConfig) -> Allocation:
+    """To make a learner in; refuses networks that do not fit into the memory that is free."""
+    free = available_memory()
+    sentence = (
+        f"The networks of algo={as_written(cfg).algo.name} do not fit into memory; use smaller ones (algo.hidden)."
+    )
+    return Allocation(sys.maxsize if free is None or cfg.device != "cpu" else free, sentence)
+
+
+def check_batches(cfg: DictConfig, spec: Spec) -> None:
+    """All batches of an iteration are gathered at once."""
+    rows = 0
+    for phase in cfg.trainer.phases.values():
+        steps = phase.collect * cfg.env.num_envs
+        each = 0 if phase.on_policy else max(1, math.ceil(phase.updates_per_step * steps)) if steps else 1
+        rows = max(rows, each * cfg.algo.batch_size)
+    row = 4 * Layout(spec).width + (2 * spec.obs_dim if spec.obs_dtype == "uint8" else 0)
+    with enough_memory(rows * row, f"What an iteration learns from, {rows:,} rows,", _smaller_batches):
+        pass
+
+
+def _smaller_batches(share: float) -> str:
+    return "use a smaller algo.batch_size, trainer.train_frequency or trainer.gradient_updates_per_step"
+
+
+def load_prior(
+    cfg: DictConfig, spec: Spec, reward: RewardTransform, learner: Learner, data: TransitionDataset | None = None
+) -> tuple[TransitionDataset, DatasetReplay]:
+    """The dataset with its rewards transformed, and as a source of batches; the learner takes statistics from it.
+
+    `data` are its rows if they have been read already.
+    """
+    dataset: TransitionDataset
+    if data is None:
+        dataset = instantiate(cfg.dataset, spec, int(cfg.seed), trust=cfg.trust)
+    else:
+        dataset = finish(data, cfg.dataset, spec)
+    reward.fit(dataset)
+    dataset = dataset.with_reward_transform(reward)
+    if learner.needs_mc_return:
+        dataset = dataset.with_mc_returns(cfg.algo.discount)
+    if learner.cfg.normalize_obs:
+        mean, std = dataset.obs_statistics()
+        learner.set_normalizer(torch.from_numpy(mean), torch.from_numpy(std))
+    if learner.needs_returns:
+        if not np.array_equal(dataset.reward, dataset.raw_reward):
+            raise UserError(f"algo={cfg.algo.name} is told returns in the env's units; use reward=identity.")
+        learner.set_returns(torch.from_numpy(dataset.returns()))
+    return dataset, DatasetReplay(dataset, spec, cfg.algo.discount, cfg.replay.n_step, int(cfg.seed))
+
+
+def read_dataset(cfg: DictConfig) -> TransitionDataset:
+    """The rows of the dataset as they are stored, for runs that have no env to tell what they should be."""
+    if cfg.dataset is None:
+        raise UserError(
+            "env=none takes its shapes from a dataset and none is given; add dataset=npz dataset.path=FILE."
+        )
+    if not (cfg.dataset.get("path") or cfg.dataset.get("id")):
+        raise UserError("env=none needs dataset.path=FILE or dataset.id=ID.")
+    dataset: TransitionDataset = instantiate(cfg.dataset, None, int(cfg.seed), trust=cfg.trust)
+    return dataset
+
+
+def make_replay(cfg: DictConfig, spec: Spec, num_envs: int, prior: Replay | None) -> Replay:
+    """The replay of an online run; its size is said before anything is written into it."""
+    budget = cfg.trainer.max_env_steps
+    node = cfg.replay
+    if budget is not None and budget < node.capacity:
+        node = OmegaConf.merge(node, {"capacity": max(int(budget), num_envs)})  # never needs more
+    like_prior = {}
+    if prior is not None:  # rows of both go into the same batches
+        like_prior = {"mc_return": "mc_return" in prior.layout.slices, "outside": prior.layout.outside}
+    replay: Replay = instantiate(node, spec, num_envs, cfg.algo.discount, int(cfg.seed), trust=cfg.trust, **like_prior)
+    log.info("Replay: %s, %.1f MiB", counted(replay.capacity, "transition"), replay.nbytes / 2**20)
+    return replay
+
+
+def make_bus(cfg: DictConfig, progress: bool = True) -> CallbackBus:
+    """Callbacks, loggers and the schedule on one bus; without `progress`, all but the one that shows it."""
+    found: dict[str, Callback] = {"schedule": instantiate(cfg.schedule, trust=cfg.trust)}
+    for group in (cfg.callbacks, loggers(cfg)):
+        for name, node in (group or {}).items():
+            if node is None or (name == "progress" and not progress):  # callbacks.evaluate=null: as ~callbacks.evaluate
+                continue
+            found[str(name)] = instantiate(node, trust=cfg.trust)
+    return CallbackBus(found)
+
+
+def env_spec(cfg: EnvConfig, trust: Sequence[str] = ()) -> Spec:
+    env = make_env(cfg, trust)
+    probe(env, cfg)
+    spec = spec_of(env, cfg.id)
+    env.close()
+    return spec._replace(episode_limit=spec.episode_limit or cfg.max_episode_steps)
+
+
+# -- from a checkpoint to a learner that acts --------------------------------------------------------------------------
+
+
+def restore_learner(path: str | Path, trust: tuple[str, ...]) -> tuple[Learner, DictConfig]:
+    trust = module_names(trust)
+    folder = find_checkpoint(Path(path))
+    try:
+        saved = read_folder(folder)
+    except DamagedCheckpoint as error:
+        raise UserError(f"{folder} is damaged ({error}); use another checkpoint of the run.") from error
+    cfg = load_config(saved.config, (), trust, use=("algo", "env"))
+    learner_class(cfg)
+    with restoring(folder):
+        check_spec(cfg, saved.spec)
+        tensors = saved.tensors["learner"]
+        limit = 2 * sum(tensor.nbytes for tensor in tensors.values()) + 2**26  # which all of the learner's are among
+        with Allocation(limit, f"{folder} has a config that asks for larger networks than its tensors are of."):
+            learner: Learner = instantiate(cfg.algo, saved.spec, trust=trust)
+        check_like(saved.state["learner"], learner.counters(), "learner")
+        learner.load_tensors(tensors)
+        learner.load_counters(saved.state["learner"])
+        learner.eval()
+        with seeded(0, torch.device("cpu")):  # some values are read by acting alone
+            boxes = {name: np.zeros((1, *box.shape), box.dtype) for name, box in saved.spec.obs.items()}
+            LearnerAgent(learner, 1).act(boxes if saved.spec.boxes else boxes[OBS])
+    return learner, cfg
+
+
+def restore_to_act(
+    path: str | Path, trust: tuple[str, ...], env: EnvLike | None = None, episodes: int = 10
+) -> tuple[Learner, DictConfig, VectorEnv, str]:
+    """As `restore_learner`, with envs to run the policy in, those of the run or those that are given, and their id."""
+    trust = module_names(trust)
+    learner, cfg = restore_learner(path, trust)
+    given = Given.of(env, None)
+    if given.env is not None:
+        env_cfg = given.env_config(cfg)
+        if not cfg.env.id.startswith(PYTHON):  # how the envs of the run were made says nothing about these
+            env_cfg = replace(env_cfg, kwargs={}, vectorization="auto", step_timeout=None, max_episode_steps=None)
+        check_same_env(learner.spec, env_spec(env_cfg))
+        return learner, cfg, make_vector_env(env_cfg, 1 if given.env.single else min(episodes, 10)), given.env.id
+    refuse_foreign_env(cfg, trust)
+    if cfg.env.id == NO_ENV:
+        raise UserError("This policy was trained with env=none: there is no simulator to run it in.")
+    env_cfg = given.env_config(cfg)
+    check_same_env(learner.spec, env_spec(env_cfg, trust))
+    return learner, cfg, make_vector_env(env_cfg, min(episodes, 10), trust), str(cfg.env.id)
+
+
+def check_same_env(saved: Spec, spec: Spec) -> None:
+    """Refuse an env that is not like the one a checkpoint is of."""
+    for name in ("obs_shape", "obs_dtype", "action_kind", "action_shape", "action_sizes"):
+        before, now = getattr(saved, name), getattr(spec, name)
+        if before != now:
+            raise UserError(
+                f"The checkpoint is of an env with {name}={shown(before)} and {spec.env_id} has {name}={shown(now)}; "
+                "use the env that it was trained with."
+            )

@@ -1,0 +1,288 @@
+"""The verbs of the command line: from their arguments to `rlx.workflows`, and to an exit code."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rlx import workflows
+from rlx.cli import VERBS, parse_flags
+from rlx.config import check, compose_config, for_hydra, learners, register, take_trust, with_config_dir
+from rlx.config.errors import explain
+from rlx.config.overrides import SEARCH
+from rlx.errors import RunFailed, UserError, nearest
+from rlx.paths import conf_dir
+from rlx.reporting import closing_lines, counted, table
+from rlx.system import versions
+from rlx.workflows import Result
+
+log = logging.getLogger("rlx")
+
+EXIT_CODES = {"interrupted": 130, "terminated": 143}
+
+
+# -- train -------------------------------------------------------------------------------------------------------------
+
+
+def train(arguments: list[str]) -> int:
+    """Train, sweep, or show what would be trained."""
+    flags = parse_flags(arguments)
+    if flags.version:
+        return show_version()
+    if flags.hydra_help:
+        return through_hydra(["--hydra-help"])
+
+    if flags.shell_completion:
+        register()
+        return through_hydra(["-sc", *flags.overrides])
+    overrides = with_config_dir(flags.overrides, flags.config_dir)
+    if flags.multirun or "hydra.mode=MULTIRUN" in overrides:
+        return sweep(overrides)
+    cfg = compose_config(overrides)
+    if flags.cfg or flags.info:
+        if flags.package and flags.cfg == "job":
+            check_package(cfg, flags.package)
+        shown = [f"--cfg={flags.cfg}"] if flags.cfg else [f"--info={flags.info}"]
+        shown += [f"--package={flags.package}"] if flags.package else []
+        return through_hydra([*shown, *(["--resolve"] if flags.resolve else []), *for_hydra(overrides)])
+    refuse_hydras_own(overrides)
+    return report(workflows.run(cfg, overrides))
+
+
+def show_version() -> int:
+    known = versions()
+    names = ("torch", "gymnasium", "hydra-core", "numpy")
+    others = ", ".join(f"{name} {known[name]}" for name in names)
+    sys.stdout.write(f"rlx {known['rlx']} ({others}, Python {known['python']})\n")
+    return 0
+
+
+def check_package(cfg: DictConfig, package: str) -> None:
+    try:
+        there = OmegaConf.select(cfg, package) is not None
+    except OmegaConfBaseException:
+        there = False
+    if not there:
+        guess = nearest(package, [str(key) for key in cfg])
+        meant = f"did you mean {guess}?" if guess else f"there are: {', '.join(str(key) for key in cfg)}."
+        raise UserError(f"--package={package}: the config has no such part; {meant}")
+
+
+def refuse_hydras_own(overrides: Sequence[str]) -> None:
+    """Settings of Hydra's launchers mean nothing to a single run: better said than ignored."""
+    for override in overrides:
+        key, _, value = override.lstrip("+~").partition("=")
+        if key == "hydra.run.dir":
+            raise UserError(f"{override} has no effect; the folder of a run is run_dir={value or 'FOLDER'}.")
+        if key.startswith(("hydra.", "hydra/")) and key not in ("hydra.searchpath", "hydra.mode"):
+            raise UserError(f"{override} is for sweeps and this is a single run; add -m, or leave it out.")
+
+
+def through_hydra(arguments: list[str], task: Callable[[DictConfig], Any] | None = None) -> int:
+    """What Hydra itself answers; an error of its own as a sentence, if no task of ours ran."""
+    before, root = (sys.argv, os.environ.get("HYDRA_FULL_ERROR")), logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    sys.argv = ["rlx", *arguments]
+    entry = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")
+    try:
+        if task is not None:
+            entry(task)()
+            return 0
+        os.environ["HYDRA_FULL_ERROR"] = "1"  # an exception instead of its text and exit code 1
+        entry(_nothing)()
+    except UserError:
+        raise
+    except SystemExit as end:
+        if task is not None:
+            raise
+        return 2 if end.code else 0  # it has said why
+    except Exception as error:
+        if task is not None:
+            raise
+        first = next(iter(str(error).splitlines()), type(error).__name__)
+        raise UserError(f"Hydra refuses {' '.join(arguments)} ({first.rstrip('.')}).") from error
+    finally:
+        sys.argv, root.handlers = before[0], handlers  # --info leaves one behind
+        root.setLevel(level)
+        os.environ.pop("HYDRA_FULL_ERROR", None)
+        if before[1] is not None:
+            os.environ["HYDRA_FULL_ERROR"] = before[1]
+    return 0
+
+
+def _nothing(cfg: DictConfig) -> None:
+    """What is run where Hydra only shows something."""
+
+
+def sweep(overrides: list[str]) -> int:
+    """Sweeps go through Hydra; every job is checked before the first one starts."""
+    register()
+    for override in overrides:
+        if override.lstrip("+").startswith("run_dir="):
+            raise UserError(
+                f"{override} would put all jobs of a sweep into one folder; use hydra.sweep.dir=FOLDER, below "
+                "which each job has its own."
+            )
+    check_sweep(overrides)
+    codes: list[int] = []
+
+    def task(cfg: DictConfig) -> float | None:
+        job = HydraConfig.get()
+        try:
+            result = workflows.run(cfg, list(job.overrides.task), run_dir=job.runtime.output_dir)
+        except (UserError, RunFailed) as error:  # Hydra would print a traceback; the other jobs go on
+            log.error("%s", error)
+            codes.append(2 if isinstance(error, UserError) else 1)
+            return None
+        codes.append(report(result))
+        if codes[-1] in EXIT_CODES.values():
+            sys.exit(codes[-1])  # no further jobs
+        return result.summary["best_eval_return_mean"]
+
+    through_hydra(["--multirun", *for_hydra(overrides, sweep=True)], task)
+    return max(codes, default=0)
+
+
+def check_sweep(overrides: list[str]) -> None:
+    """Compose and check every job of a sweep."""
+    try:
+        parsed = OverridesParser.create().parse_overrides(for_hydra(overrides, sweep=True))
+        options = [
+            [f"{o.get_key_element()}={value}" for value in o.sweep_string_iterator()]
+            if o.is_sweep_override()
+            else [str(o.input_line)]
+            for o in parsed
+            if o.key_or_group == SEARCH or not (o.key_or_group or "").startswith("hydra")
+        ]
+    except (HydraException, ValueError, RecursionError) as error:
+        raise UserError(explain(error, overrides)) from error
+    jobs = list(itertools.product(*options))
+    for job in jobs:
+        check(compose_config(job))
+    if len(jobs) > 1:
+        log.info("Sweep: %s", counted(len(jobs), "job"))
+
+
+def report(result: Result) -> int:
+    """The closing table; the exit code."""
+    log.info("%s", closing_lines(result.summary, result.run_dir, result.trust, result.objects))
+    return EXIT_CODES.get(result.summary["stop_reason"], 0)
+
+
+# -- the other verbs ---------------------------------------------------------------------------------------------------
+
+
+def resume(arguments: list[str]) -> int:
+    folder = _path(arguments, VERBS["resume"].usage)
+    trust = take_trust(arguments)
+    _refuse_flags(arguments, "resume")
+    return report(workflows.resume_run(folder, *arguments, trust=trust))
+
+
+def evaluate(arguments: list[str]) -> int:
+    path = _path(arguments, VERBS["evaluate"].usage)
+    as_json = "--json" in arguments
+    trust = take_trust(arguments)
+    kinds: dict[str, Callable[[str], Any]] = {"episodes": int, "seed": int}
+    kinds |= {option: float for cls in learners().values() for option in cls.options}
+    options = _options([a for a in arguments if a != "--json"], kinds, "evaluate")
+    found = workflows.evaluate(path, **options, trust=trust)
+    if as_json:
+        sys.stdout.write(json.dumps(found) + "\n")
+        return 0
+    success = f", success rate {found['eval/success_rate']:.2f}" if "eval/success_rate" in found else ""
+    log.info(
+        "%s on %s: return %.1f +- %.1f over %s of length %.1f%s",
+        found["algo"], found["env"], found["eval/return_mean"], found["eval/return_std"],
+        counted(found["episodes"], "episode"), found["eval/length_mean"], success,
+    )  # fmt: skip
+    return 0
+
+
+def predict(arguments: list[str]) -> int:
+    usage = VERBS["predict"].usage
+    path = _path(arguments, usage)
+    trust = take_trust(arguments)
+    if len(arguments) != 2 or arguments[0] != "--obs":
+        raise UserError(f"predict needs an observation; type: python -m rlx {usage}")
+    try:
+        obs = json.loads(arguments[1], parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"--obs is not JSON ({error}); give a list of numbers such as '[0.1, 0.2]'.") from error
+    try:
+        action = workflows.predict(path, obs, trust)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise UserError(f"--obs is not an observation ({error}); give a list of numbers.") from error
+    sys.stdout.write(json.dumps(action) + "\n")
+    return 0
+
+
+def collect(arguments: list[str]) -> int:
+    path = _path(arguments, VERBS["collect"].usage)
+    trust = take_trust(arguments)
+    options = _options(arguments, {"id": str, "episodes": int, "noise": float, "seed": int}, "collect")
+    if "id" not in options:
+        raise UserError("collect needs the id of the dataset it makes; add id=my/dataset-v0.")
+    workflows.collect(path, **options, trust=trust)
+    return 0
+
+
+def inspect_data(arguments: list[str]) -> int:
+    source = _path(arguments, VERBS["inspect-data"].usage)
+    options = _options(arguments, {"env": str, "terminals": str, "episodes": str}, "inspect-data")
+    sys.stdout.write(table(workflows.inspect_data(str(source), **options)) + "\n")
+    return 0
+
+
+# -- arguments ---------------------------------------------------------------------------------------------------------
+
+
+def _path(arguments: list[str], usage: str) -> Path:
+    """Take the first argument, which has to be a path. One with a "=" in it is told from KEY=VALUE, whose key has no
+    slash.
+    """
+    first = arguments[0] if arguments else "-"
+    key, equals, _ = first.partition("=")
+    if first.startswith("-") or (equals and "/" not in key and not os.path.lexists(first)):
+        raise UserError(f"A path is missing; type: python -m rlx {usage}")
+    return Path(arguments.pop(0))
+
+
+def _options(arguments: list[str], kinds: dict[str, Callable[[str], Any]], verb: str) -> dict[str, Any]:
+    """KEY=VALUE arguments of a verb, converted."""
+    words = {int: "an integer", float: "a number"}
+    found = {}
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if key not in kinds or not equals:
+            takes = ", ".join(f"{k}=..." for k in kinds)
+            raise UserError(f"{verb} does not know {argument:.200}; it takes {takes}.")
+        try:
+            found[key] = kinds[key](value)
+        except ValueError as error:
+            kind = words.get(kinds[key], "text")  # type: ignore[call-overload]
+            raise UserError(f"{key} must be {kind}, and {argument:.200} is not.") from error
+    return found
+
+
+def _refuse_flags(arguments: Sequence[str], verb: str) -> None:
+    for argument in arguments:
+        if argument.startswith("-"):
+            raise UserError(f"{verb} has no flag {argument}; type: python -m rlx {VERBS[verb].usage}")
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a finite number")

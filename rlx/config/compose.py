@@ -1,0 +1,95 @@
+"""From overrides to the config of a run: what Hydra composes, and a sentence where it cannot."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from dataclasses import fields
+
+import hydra
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from rlx.choices import choices
+from rlx.config.errors import check_choices, explain
+from rlx.config.overrides import config_folders, field_kinds, fitted
+from rlx.config.schemas import DEFAULT_ALGO, DEFAULT_ENV, GROUPS, REQUIRED, Config, register, schemas
+from rlx.errors import UserError
+from rlx.paths import conf_dir
+
+# What Hydra raises for overrides that it cannot use; some of it by accident, as for names too long for a file
+UNREADABLE = (
+    hydra.errors.HydraException, OmegaConfBaseException, YAMLError, ValueError, TypeError, AssertionError,
+    RecursionError, OSError,
+)  # fmt: skip
+
+
+def compose_config(overrides: Sequence[str]) -> DictConfig:
+    """The config of one run; UserError if the overrides do not fit the tree."""
+    for group in REQUIRED:
+        if {f"{group}=null", f"~{group}"} & set(overrides):
+            raise UserError(f"A run needs {group}=...; choices: {', '.join(choices(group))}.")
+    register()
+    prepared = for_hydra(overrides)
+    folders = config_folders(prepared)
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        try:
+            check_choices(prepared, folders)
+            cfg = compose("config", overrides=prepared)
+            OmegaConf.to_container(cfg, resolve=True)  # interpolations have to lead somewhere
+        except UNREADABLE as error:
+            raise UserError(explain(error, overrides, known_keys(overrides), folders)) from error
+    return cfg
+
+
+def for_hydra(overrides: Sequence[str], sweep: bool = False) -> list[str]:
+    """Overrides as Hydra takes them.
+
+    `dataset=null` is `~dataset`, `trainer.max_env_steps=1e5` is 100000, and `env.id=X` alone is about X: how the
+    default env was tuned, and its dataset, have no say.
+    """
+    groups = {f"{group}=null": f"~{group}" for group in (*GROUPS, "experiment", "algo_env")}
+    overrides = fit_numbers([groups.get(override, quoted_run_dir(override)) for override in overrides], sweep)
+    given = {key.lstrip("+~"): value for key, _, value in (o.partition("=") for o in overrides)}
+    if given.keys() & {"env", "experiment"} or given.get("env.id", DEFAULT_ENV) == DEFAULT_ENV:
+        return overrides
+    other = {"algo_env": "~algo_env", "env.dataset_id": "env.dataset_id=null"}
+    return [*overrides, *(override for key, override in other.items() if key not in given)]
+
+
+def fit_numbers(overrides: Sequence[str], sweep: bool = False) -> list[str]:
+    """Numbers as the fields they are for want them, see `rlx.config.overrides.fitted`."""
+    return [fitted(override, _kinds(), sweep) for override in overrides]
+
+
+@functools.cache
+def _kinds() -> dict[str, dict[str, str]]:
+    return field_kinds(schemas(), Config)
+
+
+def quoted_run_dir(override: str) -> str:
+    """`run_dir=a,b=[c]` with quotes, so that Hydra takes any name of a folder as it is; other overrides unchanged."""
+    key, _, value = override.partition("=")
+    if key != "run_dir" or value in ("", "null") or value[0] in "'\"":
+        return override
+    value = re.sub(r"(\\*)'", r"\1\1\'", value)  # a backslash means itself, except before a quote
+    value = re.sub(r"(\\+)$", r"\1\1", value)
+    return f"run_dir='{value}'"
+
+
+def known_keys(overrides: Sequence[str]) -> set[str]:
+    """The keys that these choices have, as far as the schemas tell: what a wrong key may have been meant to be."""
+    named = dict(o.partition("=")[::2] for o in overrides)
+    algo = f"algo/{named.get('algo', DEFAULT_ALGO)}"
+    keys = {f.name for f in fields(Config)}
+    for name, cls in schemas().items():
+        group = name.partition("/")[0]
+        if group in ("callbacks", "logger") or (group == "algo" and algo in schemas() and name != algo):
+            continue
+        keys |= {f"{group}.{f.name}" for f in fields(cls) if not f.name.startswith("_")}
+    return keys

@@ -1,0 +1,136 @@
+"""The config tree: the root schema and the schemas of every group.
+
+Schemas are the dataclasses with a `_target_` that stand next to what they configure. They are found by looking through
+the modules below and stored in Hydra's ConfigStore as `schema/<group>/<name>`; YAML files in `conf/` select them.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import pkgutil
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
+from types import ModuleType
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+
+from rlx.learner import Learner
+
+# where the schemas of a group live; a package stands for all its modules
+GROUPS = {
+    "algo": ("rlx.algos",),
+    "env": ("rlx.envs.factory",),
+    "dataset": ("rlx.data.sources", "rlx.data.minari", "rlx.data.mixing", "rlx.data.arrays"),
+    "replay": ("rlx.data.replay", "rlx.data.prioritized", "rlx.data.hindsight"),
+    "reward": ("rlx.rewards",),
+    "schedule": ("rlx.schedules",),
+    "trainer": ("rlx.trainers.trainer",),
+    "collector": ("rlx.collectors.local",),
+    "callbacks": ("rlx.callbacks",),
+    "logger": ("rlx.loggers",),
+}
+
+DEFAULT_ENV = "Pendulum-v1"
+
+DEFAULT_ALGO = "sac"
+
+REQUIRED = ("algo", "env", "replay", "reward", "schedule", "trainer")  # groups that a run cannot do without
+
+
+@dataclass
+class Config:
+    """A whole run."""
+
+    algo: Any = None
+    env: Any = None
+    dataset: Any = None
+    reward: Any = None
+    schedule: Any = None
+    replay: Any = None
+    trainer: Any = None
+    collector: Any = None  # null: local
+    callbacks: Any = field(default_factory=dict)
+    logger: Any = field(default_factory=dict)
+    seed: int = 0  # of everything
+    device: str = "cpu"  # where the learner lives
+    threads: int | str | None = None  # of torch; null: one, auto: as many as are measured to pay
+    run_dir: str | None = None  # null: multirun_outputs/runs/<algo>__<EnvId>__seed<seed>__<stamp>
+    trust: list[str] = field(default_factory=list)  # modules besides rlx whose `_target_`s may be instantiated
+
+
+def _modules(name: str) -> Iterator[ModuleType]:
+    module = importlib.import_module(name)
+    yield module
+    for info in pkgutil.iter_modules(getattr(module, "__path__", ())):
+        yield importlib.import_module(f"{name}.{info.name}")
+
+
+def _snake(name: str) -> str:
+    """EarlyStopping -> early_stopping, QValues -> q_values."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+
+
+@functools.cache
+def schemas() -> dict[str, type]:
+    """Every schema dataclass by its `group/name`."""
+    found: dict[str, type] = {}
+    for group, names in GROUPS.items():
+        for module in (m for name in names for m in _modules(name)):
+            for cls in vars(module).values():
+                own = inspect.isclass(cls) and cls.__module__ == module.__name__ and is_dataclass(cls)
+                if not own or not getattr(cls, "_target_", ""):  # a base of others has none
+                    continue
+                name = (
+                    module.__name__.rpartition(".")[2]
+                    if group == "algo"
+                    else _snake(cls.__name__.removesuffix("Config"))
+                )
+                found[f"{group}/{name}"] = cls
+    return found
+
+
+@functools.cache
+def targets() -> dict[str, dict[str, type]]:
+    """By group, the schema of each `_target_`."""
+    found: dict[str, dict[str, type]] = {group: {} for group in GROUPS}
+    for name, cls in schemas().items():
+        found[name.partition("/")[0]].setdefault(cls()._target_, cls)
+    return found
+
+
+@functools.cache
+def learners() -> dict[str, type[Learner]]:
+    """Every algorithm's learner class by the name of its YAML."""
+    found = {}
+    for name, cls in schemas().items():
+        group, _, algo = name.partition("/")
+        if group == "algo":
+            module, _, attribute = cls()._target_.rpartition(".")
+            found[algo] = getattr(importlib.import_module(module), attribute)
+    return found
+
+
+def open_dicts(cls: type) -> Any:
+    """The schema as a node whose free-form dicts take keys without a `+`."""
+    node = OmegaConf.structured(cls)
+    for f in fields(cls):
+        if str(f.type).startswith("dict[str"):
+            OmegaConf.set_struct(node[f.name], False)
+    return node
+
+
+@functools.cache
+def register() -> None:
+    """Put the root and every schema into Hydra's ConfigStore."""
+    OmegaConf.register_new_resolver("prior_share", lambda target: 0.0 if target == "none" else 0.5, replace=True)
+    OmegaConf.register_new_resolver("round", lambda x: max(1, round(x)), replace=True)
+    store = ConfigStore.instance()
+    store.store(name="root_schema", node=Config)
+    for name, cls in schemas().items():
+        group, _, choice = name.partition("/")
+        store.store(group=f"schema/{group}", name=choice, node=open_dicts(cls))

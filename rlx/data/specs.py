@@ -1,0 +1,39 @@
+"""The Spec of a run without a simulator, from its dataset."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rlx.data.dataset import TransitionDataset
+from rlx.types import Spec
+
+NO_ENV = "none"  # the env id of runs without a simulator
+
+
+def spec_of_dataset(dataset: TransitionDataset) -> Spec:
+    """The Spec that a dataset implies, where there is no env; the action box is the range of the data."""
+    common: dict[str, Any] = {
+        "env_id": NO_ENV,
+        "obs_shape": tuple(dataset.obs.shape[1:]),
+        "obs_dtype": str(dataset.obs.dtype),
+    }
+    if dataset.action.dtype.kind == "f":
+        low, high = dataset.action.min(0), dataset.action.max(0)
+        flat = low == high  # an action that never moves still needs a box
+        return Spec(
+            **common,
+            action_kind="box",
+            action_shape=tuple(dataset.action.shape[1:]),
+            action_low=tuple(np.where(flat, low - 1.0, low).tolist()),
+            action_high=tuple(np.where(flat, high + 1.0, high).tolist()),
+        )
+    sizes = np.atleast_1d(dataset.action.max(0) + 1)
+    kind = "discrete" if dataset.action.ndim == 1 else "multi_discrete"
+    return Spec(
+        **common,
+        action_kind=kind,
+        action_shape=tuple(dataset.action.shape[1:]),
+        action_sizes=tuple(int(n) for n in sizes),
+    )

@@ -1,0 +1,130 @@
+"""Action distributions as thin views on tensors.
+
+A distribution is a thin view on tensors: it samples, scores and compares, and costs no more than these tensor
+operations. All of them treat the last dimension as one action:
+
+    Categorical       one choice among K          action [B] int64
+    MultiCategorical  independent choices         action [B, components] int64
+    DiagGaussian      N(mean, diag(std^2))        action [B, dim(A)], unclipped
+
+On-policy networks are so small that autograd costs several times their arithmetic. So each piece also knows its own
+gradient: `gradient` of a distribution, `trace` and `backward` of a `Perceptron`. Autograd works as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from rlx.nn.fused import noise_like
+
+LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
+
+
+class Distribution(Protocol):
+    """What an on-policy learner asks of a batch of action distributions."""
+
+    def sample(self) -> Tensor: ...
+    def mode(self) -> Tensor: ...
+    def log_prob(self, action: Tensor) -> Tensor: ...  # [B]
+    def entropy(self) -> Tensor: ...  # [B]
+    def kl(self, other: Any) -> Tensor: ...  # KL(self | other) with another of its kind, [B]
+
+    def gradient(self, action: Tensor, weight: Tensor, entropy_weight: float) -> list[Tensor]:
+        """Of sum_b weight_b log_prob_b + entropy_weight entropy_b, by the network's output and by log_std if any."""
+
+
+class Categorical:
+    """One choice among K, given by unnormalised logits [B, K]."""
+
+    def __init__(self, logits: Tensor):
+        self.logits = logits
+
+    @cached_property
+    def log_probs(self) -> Tensor:
+        return self.logits.log_softmax(-1)
+
+    def sample(self) -> Tensor:
+        # Gumbel-max: -log of an Exp(1) variable is a Gumbel one, and argmax(logits + Gumbel) is a draw.
+        return (self.logits - torch.empty_like(self.logits).exponential_().log_()).argmax(-1)
+
+    def mode(self) -> Tensor:
+        return self.logits.argmax(-1)
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        return self.log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+
+    def entropy(self) -> Tensor:
+        return -(self.log_probs.exp() * self.log_probs).sum(-1)
+
+    def kl(self, other: Categorical) -> Tensor:
+        return (self.log_probs.exp() * (self.log_probs - other.log_probs)).sum(-1)
+
+    def gradient(self, action: Tensor, weight: Tensor, entropy_weight: float) -> list[Tensor]:
+        probs, weight = self.log_probs.exp(), weight.unsqueeze(-1)
+        grad = (probs * -weight).scatter_add_(-1, action.unsqueeze(-1), weight)  # weight * (one_hot - probs)
+        if entropy_weight != 0.0:
+            grad.addcmul_(probs, self.log_probs + self.entropy().unsqueeze(-1), value=-entropy_weight)
+        return [grad]
+
+
+class MultiCategorical:
+    """Independent choices: the logits [B, sum(sizes)] of all components side by side."""
+
+    def __init__(self, logits: Tensor, sizes: Sequence[int]):
+        self.parts = [Categorical(part) for part in logits.split(list(sizes), -1)]
+
+    def sample(self) -> Tensor:
+        return torch.stack([part.sample() for part in self.parts], -1)
+
+    def mode(self) -> Tensor:
+        return torch.stack([part.mode() for part in self.parts], -1)
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        return torch.stack([part.log_prob(a) for part, a in zip(self.parts, action.unbind(-1), strict=True)]).sum(0)
+
+    def entropy(self) -> Tensor:
+        return torch.stack([part.entropy() for part in self.parts]).sum(0)
+
+    def kl(self, other: MultiCategorical) -> Tensor:
+        return torch.stack([p.kl(q) for p, q in zip(self.parts, other.parts, strict=True)]).sum(0)
+
+    def gradient(self, action: Tensor, weight: Tensor, entropy_weight: float) -> list[Tensor]:
+        pairs = zip(self.parts, action.unbind(-1), strict=True)
+        return [torch.cat([part.gradient(a, weight, entropy_weight)[0] for part, a in pairs], -1)]
+
+
+class DiagGaussian:
+    """Independent normals: mean [B, D] and a log standard deviation [D] that all rows share."""
+
+    def __init__(self, mean: Tensor, log_std: Tensor):
+        self.mean = mean
+        self.log_std = log_std
+
+    def sample(self) -> Tensor:
+        return noise_like(self.mean).mul_(self.log_std.exp()).add_(self.mean)
+
+    def mode(self) -> Tensor:
+        return self.mean
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        z = (action - self.mean) * (-self.log_std).exp()
+        return -0.5 * z.square().sum(-1) - self.log_std.sum() - LOG_SQRT_2PI * self.mean.shape[-1]
+
+    def entropy(self) -> Tensor:
+        entropy = self.log_std.sum() + (0.5 + LOG_SQRT_2PI) * self.mean.shape[-1]
+        return entropy.expand(self.mean.shape[:-1])
+
+    def kl(self, other: DiagGaussian) -> Tensor:
+        spread = (2 * self.log_std).exp() + (self.mean - other.mean).square()
+        return (other.log_std - self.log_std + 0.5 * spread * (-2 * other.log_std).exp() - 0.5).sum(-1)
+
+    def gradient(self, action: Tensor, weight: Tensor, entropy_weight: float) -> list[Tensor]:
+        inverse = (-self.log_std).exp()
+        z = (action - self.mean) * inverse
+        return [weight.unsqueeze(-1) * z * inverse, weight @ (z.square() - 1.0) + entropy_weight * len(weight)]
