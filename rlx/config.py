@@ -29,7 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from rlx.config_errors import check_choices, choices, explain
-from rlx.data.replay import UniformConfig
+from rlx.data.former import current_names
 from rlx.envs.evaluation import MOST_EPISODES
 from rlx.errors import UserError, require
 from rlx.learner import Learner, check_algo
@@ -44,7 +44,7 @@ GROUPS = {
     "algo": ("rlx.algos",),
     "env": ("rlx.envs.factory",),
     "dataset": ("rlx.data.sources", "rlx.data.minari", "rlx.data.mixing", "rlx.data.arrays"),
-    "replay": ("rlx.data.replay", "rlx.data.prioritized", "rlx.data.hindsight"),
+    "replay": ("rlx.data.replay",),
     "reward": ("rlx.rewards",),
     "schedule": ("rlx.schedules",),
     "trainer": ("rlx.trainers.trainer",),
@@ -272,6 +272,7 @@ def _part(node: Any, group: str, place: str, trust: Sequence[str]) -> Any:
         return None
     if not isinstance(node, dict) or not isinstance(node.get("_target_"), str):
         raise _stranger(node.get("_target_") if isinstance(node, dict) else node, place)
+    node = current_names(node)
     target, children = node["_target_"], dict(node)
     schema = targets()[group].get(target)
     if schema is None:
@@ -468,15 +469,18 @@ def check_regime(cfg: DictConfig) -> None:
             f"algo={name} learns on-policy and cannot use a dataset; drop dataset=..., or choose one of "
             f"{_choices(lambda c: 'on_policy' not in c.regimes)}."
         )
-    if getattr(class_of(cfg.replay, cfg.trust), "prioritized", False):
+    class_of(cfg.replay, cfg.trust)
+    if cfg.replay.get("prioritized"):
         mixes = cfg.dataset is not None and "offline_batch_ratio" in cfg.schedule.targets
         check_prioritized(name, cls, reads_data or mixes)
-    if str(cfg.replay._target_) != UniformConfig()._target_:
+    for key in ("prioritized", "hindsight", "union"):
         require(
-            any(p.collect > 0 and not p.on_policy for p in phases),
-            f"algo={name} under trainer={regime} keeps no replay, which {cfg.replay._target_} would be; drop "
-            "replay=..., or use replay=uniform.",
+            not cfg.replay.get(key) or any(p.collect > 0 and not p.on_policy for p in phases),
+            f"algo={name} under trainer={regime} keeps no replay, so replay.{key}=true has no effect; drop it, or use "
+            "replay=uniform.",
         )
+    if cfg.replay.get("union"):
+        check_union(cfg)
     if cfg.algo.normalize_obs and cfg.dataset is None and "on_policy" not in cls.regimes:
         raise UserError(
             f"algo.normalize_obs=true takes its statistics from a dataset under algo={name} and there is none; use "
@@ -527,6 +531,16 @@ def check_prioritized(name: str, cls: type[Learner], reads_data: bool) -> None:
         raise UserError(
             "A prioritized replay draws from what the run collects and this run also draws from a dataset; use "
             "replay=uniform, or trainer=off_policy trainer.offline_batch_ratio=0."
+        )
+
+
+def check_union(cfg: DictConfig) -> None:
+    """Refuse shares of a dataset beside a replay that holds it."""
+    mixes = any(p.collect > 0 and p.offline_fraction > 0 for p in cfg.trainer.phases.values())
+    if mixes or "offline_batch_ratio" in cfg.schedule.targets:
+        raise UserError(
+            "replay.union=true draws from the dataset and from what the run collects as from one, and this run also "
+            "mixes shares of both; add trainer.offline_batch_ratio=0, or drop replay.union."
         )
 
 

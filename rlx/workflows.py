@@ -47,10 +47,13 @@ from rlx.config_errors import explain
 from rlx.data.collect import collect_episodes
 from rlx.data.dataset import TransitionDataset
 from rlx.data.episodes import apply_choices
+from rlx.data.frames import stacked_frames
 from rlx.data.inspect import inspect_dataset
 from rlx.data.minari import check_recordable, minari_root, write_minari
+from rlx.data.reader import Reader
 from rlx.data.replay import DatasetReplay, Layout, Replay
 from rlx.data.sources import choices_of, finish, load_transition_dataset
+from rlx.data.windows import WindowReader
 from rlx.envs import make_env, make_vector_env, probe, spec_of
 from rlx.envs.factory import PYTHON, EnvConfig
 from rlx.envs.vector import VectorEnv
@@ -82,7 +85,7 @@ from rlx.saved import (
 )
 from rlx.threads import choose_threads, network_seconds
 from rlx.trainers.trainer import BUDGETS, INTERRUPTS, Trainer, evaluate_learner
-from rlx.types import Spec
+from rlx.types import Spec, Windows
 
 log = logging.getLogger("rlx")
 
@@ -392,9 +395,13 @@ def build(cfg: DictConfig, folder: Path, given: Given = NOTHING, progress: bool 
     envs = make_vector_env(env_cfg, trust=cfg.trust) if collects else None
     replay = None
     if envs is not None and any(phase.collect > 0 and not phase.on_policy for phase in phases):
-        replay = make_replay(cfg, spec, envs.num_envs, prior)
-        if type(replay).connect is not Replay.connect:  # it asks the env for rewards as long as the run lasts
-            replay.connect(make_env(env_cfg, cfg.trust), reward)
+        frames = None
+        if any(box.is_image and box.dtype == "uint8" for box in spec.obs.values()):
+            with closing(make_env(env_cfg, cfg.trust)) as env:
+                frames = stacked_frames(env, spec)
+        replay = make_replay(cfg, spec, envs.num_envs, prior, frames)
+        if replay.needs_env:  # it asks the env for rewards as long as the run lasts
+            replay.attach_env(make_env(env_cfg, cfg.trust), reward)
     trainer: Trainer = instantiate(
         cfg.trainer,
         cfg,
@@ -430,8 +437,9 @@ def check_batches(cfg: DictConfig, spec: Spec) -> None:
         steps = phase.collect * cfg.env.num_envs
         each = 0 if phase.on_policy else max(1, math.ceil(phase.updates_per_step * steps)) if steps else 1
         rows = max(rows, each * cfg.algo.batch_size)
-    row = 4 * Layout(spec).width + (2 * spec.obs_dim if spec.obs_dtype == "uint8" else 0)
-    with enough_memory(rows * row, f"What an iteration learns from, {rows:,} rows,", _smaller_batches):
+    with enough_memory(
+        rows * Layout(spec).batch_bytes, f"What an iteration learns from, {rows:,} rows,", _smaller_batches
+    ):
         pass
 
 
@@ -441,7 +449,7 @@ def _smaller_batches(share: float) -> str:
 
 def load_prior(
     cfg: DictConfig, spec: Spec, reward: RewardTransform, learner: Learner, data: TransitionDataset | None = None
-) -> tuple[TransitionDataset, DatasetReplay]:
+) -> tuple[TransitionDataset, Reader]:
     """The dataset with its rewards transformed, and as a source of batches; the learner takes statistics from it.
 
     `data` are its rows if they have been read already.
@@ -458,7 +466,10 @@ def load_prior(
     if learner.cfg.normalize_obs:
         mean, std = dataset.obs_statistics()
         learner.set_normalizer(torch.from_numpy(mean), torch.from_numpy(std))
-    return dataset, DatasetReplay(dataset, spec, cfg.algo.discount, cfg.replay.n_step, int(cfg.seed))
+    if learner.reads is Windows:
+        return dataset, WindowReader(dataset, learner.window, int(cfg.seed))
+    prior = DatasetReplay(dataset, spec, cfg.algo.discount, cfg.replay.n_step, int(cfg.seed))
+    return prior.dataset, prior
 
 
 def read_dataset(cfg: DictConfig) -> TransitionDataset:
@@ -500,16 +511,17 @@ def spec_of_dataset(dataset: TransitionDataset) -> Spec:
     )
 
 
-def make_replay(cfg: DictConfig, spec: Spec, num_envs: int, prior: Replay | None) -> Replay:
+def make_replay(
+    cfg: DictConfig, spec: Spec, num_envs: int, prior: Reader | None, frames: dict[str, int] | None = None
+) -> Replay:
     """The replay of an online run; its size is said before anything is written into it."""
     budget = cfg.trainer.max_env_steps
     node = cfg.replay
     if budget is not None and budget < node.capacity:
         node = OmegaConf.merge(node, {"capacity": max(int(budget), num_envs)})  # never needs more
-    like_prior = {}
-    if prior is not None:  # rows of both go into the same batches
-        like_prior = {"mc_return": "mc_return" in prior.layout.slices, "outside": prior.layout.outside}
-    replay: Replay = instantiate(node, spec, num_envs, cfg.algo.discount, int(cfg.seed), trust=cfg.trust, **like_prior)
+    replay: Replay = instantiate(
+        node, spec, num_envs, cfg.algo.discount, int(cfg.seed), trust=cfg.trust, prior=prior, frames=frames
+    )
     log.info("Replay: %s, %.1f MiB", counted(replay.capacity, "transition"), replay.nbytes / 2**20)
     return replay
 

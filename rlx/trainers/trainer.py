@@ -32,7 +32,7 @@ from rlx.callbacks import crossed
 from rlx.callbacks.bus import CallbackBus
 from rlx.callbacks.metrics import TrainMetrics
 from rlx.checkpoint import Checkpoint, CheckpointStore
-from rlx.data.replay import Mixture, Replay
+from rlx.data.replay import DatasetReplay, Mixture, Replay
 from rlx.data.rollout import RolloutBuffer
 from rlx.envs.evaluation import run_episodes
 from rlx.envs.runner import Journal, Runner
@@ -133,7 +133,7 @@ class Trainer:
         envs: VectorEnv | None = None,
         eval_envs: VectorEnv | None = None,
         replay: Replay | None = None,
-        prior: Replay | None = None,
+        prior: DatasetReplay | None = None,
         dataset: TransitionDataset | None = None,
     ):
         self.settings = settings
