@@ -5,11 +5,13 @@ Reads files only, so that `rlx list` answers at once.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from rlx.paths import conf_dir
 
+SUITE = re.compile(r"^ *- override /env/suite@_global_\.env: (\w+)", re.MULTILINE)  # in the defaults of an env
 FIRST = ("algo", "env", "dataset", "reward", "schedule")  # the five groups of the design come first
 
 
@@ -29,6 +31,14 @@ def describe(group: str, folders: Sequence[Path] = ()) -> list[tuple[str, str]]:
     """Name and description of each choice of a group; where two files have one name, the first folder wins."""
     files = {p.stem: p for folder in (*reversed(folders), conf_dir()) for p in (folder / group).glob("*.yaml")}
     return [(name, _comment(_text(path))) for name, path in sorted(files.items())]
+
+
+def suite_of(env: str, folders: Sequence[Path] = ()) -> str | None:
+    """The suite that the file of an env picks, if any."""
+    files = (folder / "env" / f"{env}.yaml" for folder in (conf_dir(), *folders))
+    text = next((_text(path) for path in files if path.is_file()), "")
+    picked = SUITE.search(text)
+    return picked.group(1) if picked else None
 
 
 def _text(path: Path) -> str:

@@ -136,6 +136,7 @@ class Learner(nn.Module):
     """Base of all algorithms. Class attributes say what fits; `config.check` reads them before any work."""
 
     reads: type = Batch  # what `update` takes: Batch, Windows or Rollout
+    window: int = 1  # rows of each window, where it reads Windows
     explored: int = 0  # env steps that the policy has taken to explore; counted by the collector, read by schedules
 
     actions: tuple[str, ...] = ("box",)  # action kinds it can handle: "box", "discrete", "multi_discrete"

@@ -11,7 +11,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from rlx.callbacks.progress import Progress
-from rlx.choices import choices
+from rlx.choices import choices, suite_of
 from rlx.config import (
     GROUPS,
     check,
@@ -73,7 +73,9 @@ def test_every_experiment_composes(name: str) -> None:
 
 @pytest.mark.parametrize("name", [p.stem for p in sorted((conf_dir() / "algo_env").glob("*.yaml"))])
 def test_every_tuned_pair_belongs_to_a_pair(name: str) -> None:
-    pairs = {f"{a}_{e}": (a, e) for a in choices("algo") for e in choices("env")}
+    own = choices("algo_env")
+    pairs = {f"{a}_{suite_of(e)}": (a, e) for a in choices("algo") for e in choices("env") if f"{a}_{e}" not in own}
+    pairs |= {f"{a}_{e}": (a, e) for a in choices("algo") for e in choices("env")}
     assert name in pairs
     algo, env = pairs[name]
     given = yaml.safe_load((conf_dir() / "algo_env" / f"{name}.yaml").read_text())
@@ -83,6 +85,38 @@ def test_every_tuned_pair_belongs_to_a_pair(name: str) -> None:
             assert inner in cfg[key]
             if isinstance(value, bool | int | float | list):
                 assert cfg[key][inner] == value
+
+
+def test_the_pair_of_an_env_beats_that_of_its_suite() -> None:
+    kernels = {env: compose_config(["algo=bear", f"env={env}"]).algo.kernel.name for env in ("hopper", "ant")}
+    assert kernels == {"hopper": "laplacian", "ant": "gaussian"}
+    assert compose_config(["algo=bear", "env=ant"]).algo.warmup_updates == 20000  # of the suite
+
+
+@pytest.mark.parametrize("name", ["bear_hopper", "bear_ant", "iql_walker2d", "tqc_hopper", "ppo_pendulum"])
+def test_a_pair_can_be_chosen_for_another_env(name: str) -> None:
+    algo, _, env = name.rpartition("_")
+    chosen = compose_config([f"algo={algo}", "env.id=Swimmer-v5", f"algo_env={name}"])
+    expected = compose_config([f"algo={algo}", f"env={env}"])
+    assert chosen.algo == expected.algo
+    assert chosen.trainer == expected.trainer
+    assert chosen.env.suite is None
+
+
+def test_no_pair_is_left_where_none_is_wanted() -> None:
+    for word in ("~algo_env", "algo_env=null"):
+        plain = compose_config(["algo=bear", "env=ant", word]).algo
+        assert (plain.batch_size, plain.sigma) == (schemas()["algo/bear"]().batch_size, schemas()["algo/bear"]().sigma)
+
+
+def test_an_env_of_ones_own_needs_no_suite_and_may_join_one(tmp_path: Path) -> None:
+    (tmp_path / "env").mkdir()
+    schema, joins = "  - /schema/env/env@_here_\n", "  - override /env/suite@_global_.env: mujoco\n"
+    for name, more in {"alone": "", "member": joins}.items():
+        (tmp_path / "env" / f"{name}.yaml").write_text(f"defaults:\n{schema}{more}  - _self_\nid: Mine-v0\n")
+    folder = f"hydra.searchpath=[file://{tmp_path}]"
+    weights = {name: compose_config(["algo=cql", f"env={name}", folder]).algo.weight for name in ("alone", "member")}
+    assert weights == {"alone": schemas()["algo/cql"]().weight, "member": 10.0}
 
 
 def test_the_command_line_beats_a_tuned_pair() -> None:

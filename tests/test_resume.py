@@ -555,7 +555,7 @@ def test_a_lost_episode_ends_in_the_replay(tmp_path: Path, monkeypatch: pytest.M
 
     def add(self: Replay, *args: Any) -> None:
         if self.total == 50:
-            seen.append((self.total, bool(self.layout.column(self._tensor, "truncated")[49])))
+            seen.append((self.total, bool(self.layout.column(self.store.tensor, "truncated")[49])))
         original(self, *args)
 
     monkeypatch.setattr(Replay, "add", add)

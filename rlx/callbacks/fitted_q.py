@@ -19,6 +19,7 @@ from torch import Tensor
 from rlx.callbacks import crossed
 from rlx.callbacks.bus import Callback
 from rlx.callbacks.metrics import INTERRUPTED
+from rlx.data.replay import DatasetReplay
 from rlx.errors import UserError
 from rlx.fields import number
 from rlx.learner import Learner
@@ -130,7 +131,7 @@ class FittedQ(Callback):
         target = target_of(critic)
         optimizer = Adam(critic.parameters(), cfg.lr)
         loss = torch.zeros(())
-        assert trainer.prior is not None
+        assert isinstance(trainer.prior, DatasetReplay)  # `check` has refused learners that read windows
         for _ in range(cfg.updates):
             for batch in trainer.prior.sample(cfg.batch_size, 1):
                 with torch.no_grad():

@@ -6,6 +6,7 @@ import functools
 import re
 from collections.abc import Sequence
 from dataclasses import fields
+from pathlib import Path
 
 import hydra
 from hydra import compose, initialize_config_dir
@@ -14,12 +15,14 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from rlx.choices import choices
+from rlx.choices import choices, suite_of
 from rlx.config.errors import check_choices, explain
 from rlx.config.overrides import config_folders, field_kinds, fitted
 from rlx.config.schemas import DEFAULT_ALGO, DEFAULT_ENV, GROUPS, REQUIRED, Config, register, schemas
 from rlx.errors import UserError
 from rlx.paths import conf_dir
+
+SUITE_PAIR = "algo_env@_global_"  # the entry for pairs of a whole suite, see conf/config.yaml
 
 # What Hydra raises for overrides that it cannot use; some of it by accident, as for names too long for a file
 UNREADABLE = (
@@ -50,16 +53,32 @@ def compose_config(overrides: Sequence[str]) -> DictConfig:
 def for_hydra(overrides: Sequence[str], sweep: bool = False) -> list[str]:
     """Overrides as Hydra takes them.
 
-    `dataset=null` is `~dataset`, `trainer.max_env_steps=1e5` is 100000, and `env.id=X` alone is about X: how the
-    default env was tuned, and its dataset, have no say.
+    `dataset=null` is `~dataset`, `trainer.max_env_steps=1e5` is 100000, `algo_env=NAME` and `~algo_env` are about both
+    kinds of pairs, and `env.id=X` alone is about X: how the default env was tuned, and its dataset, have no say.
     """
     groups = {f"{group}=null": f"~{group}" for group in (*GROUPS, "experiment", "algo_env")}
     overrides = fit_numbers([groups.get(override, quoted_run_dir(override)) for override in overrides], sweep)
     given = {key.lstrip("+~"): value for key, _, value in (o.partition("=") for o in overrides)}
-    if given.keys() & {"env", "experiment"} or given.get("env.id", DEFAULT_ENV) == DEFAULT_ENV:
-        return overrides
-    other = {"algo_env": "~algo_env", "env.dataset_id": "env.dataset_id=null"}
-    return [*overrides, *(override for key, override in other.items() if key not in given)]
+    if not given.keys() & {"env", "experiment"} and given.get("env.id", DEFAULT_ENV) != DEFAULT_ENV:
+        other = {"algo_env": "~algo_env", "env.dataset_id": "env.dataset_id=null", "env.suite": "env.suite=null"}
+        overrides += [override for key, override in other.items() if key not in given]
+    return [prepared for override in overrides for prepared in _pairs(override, config_folders(overrides))]
+
+
+def _pairs(override: str, folders: Sequence[Path]) -> list[str]:
+    """`algo_env=iql_hopper` as both of the pairs that algo=iql env=hopper has: of the env's suite, and its own."""
+    key, _, name = override.partition("=")
+    if key == "~algo_env":
+        return [f"~{SUITE_PAIR}", override]
+    if key != "algo_env":
+        return [override]
+    env = max((env for env in choices("env", folders) if name.endswith(f"_{env}")), key=len, default=None)
+    suite = suite_of(env, folders) if env is not None else None
+    of_suite = f"{name.removesuffix(f'_{env}')}_{suite}"
+    there = choices("algo_env", folders)
+    if of_suite not in there:
+        return [f"~{SUITE_PAIR}", override]
+    return [f"{SUITE_PAIR}={of_suite}", override if name in there else "~algo_env"]
 
 
 def fit_numbers(overrides: Sequence[str], sweep: bool = False) -> list[str]:

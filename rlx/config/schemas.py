@@ -26,7 +26,7 @@ GROUPS = {
     "algo": ("rlx.algos",),
     "env": ("rlx.envs.factory",),
     "dataset": ("rlx.data.sources", "rlx.data.minari", "rlx.data.mixing", "rlx.data.arrays"),
-    "replay": ("rlx.data.replay", "rlx.data.prioritized", "rlx.data.hindsight"),
+    "replay": ("rlx.data.replay",),
     "reward": ("rlx.rewards",),
     "schedule": ("rlx.schedules",),
     "trainer": ("rlx.trainers.trainer",),

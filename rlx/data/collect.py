@@ -73,11 +73,9 @@ def _episode(tape: list[tuple], last: ObsArray, seed: int) -> Episode:
 def episodes_of_rows(replay: Replay) -> list[Episode]:
     """What a replay holds, as episodes in env units; the running ones are cut. Rewards are as the learner saw them."""
     layout, spec = replay.layout, replay.layout.spec
-    stream = np.arange(replay.total - len(replay), replay.total)
     found = []
-    for env in range(replay.num_envs):
-        lane = stream[stream % replay.num_envs == env]
-        parts = replay.take(lane % replay.capacity)
+    for lane in (replay.store.history(i) for i in range(replay.lanes)):
+        parts = replay.store.take(lane)
         batch, truncated = layout.batch(*parts), layout.column(parts.rows, "truncated").numpy() > 0
         terminated = batch.terminated.numpy() > 0
         stops = np.flatnonzero(terminated | truncated) + 1

@@ -48,6 +48,7 @@ class EnvConfig:
     step_timeout: float | None = number(None, above=0)  # seconds for a step or a reset of an async env; null: no limit
     max_episode_steps: int | None = number(None, least=1)  # another time limit than the registered one
     dataset_id: str | None = None  # the Minari dataset that dataset=minari means for this env
+    suite: str | None = None  # the family that it belongs to, see conf/env/suite; tuned pairs can be for all of one
     extra: str | None = None  # the extra of rlx that brings its dependencies
 
 

@@ -17,8 +17,8 @@ from rlx.nn.optim import Adam, AdamW, Optimizer, RMSprop, polyak, target_of
 from rlx.nn.vae import VAE, by_blocks, vae_loss
 
 __all__ = [
-    "MLP", "OBS_CLIP", "VAE", "ActionHead", "Adam", "AdamW", "BoundedGaussian", "Categorical", "Critic", "Deterministic",
-    "DiagGaussian", "DiscreteHead", "Distribution", "MultiCategorical", "Optimizer", "Perceptron", "RMSprop",
-    "RenormMLP", "SquashedGaussian", "SquashedSample", "by_blocks", "first_log_std", "gaussian", "initialize",
-    "noise_like", "plain_mlp", "polyak", "running_moments", "squashed_sample", "target_of", "vae_loss",
+    "MLP", "OBS_CLIP", "VAE", "ActionHead", "Adam", "AdamW", "BoundedGaussian", "Categorical", "Critic",
+    "Deterministic", "DiagGaussian", "DiscreteHead", "Distribution", "MultiCategorical", "Optimizer", "Perceptron",
+    "RMSprop", "RenormMLP", "SquashedGaussian", "SquashedSample", "by_blocks", "first_log_std", "gaussian",
+    "initialize", "noise_like", "plain_mlp", "polyak", "running_moments", "squashed_sample", "target_of", "vae_loss",
 ]  # fmt: skip

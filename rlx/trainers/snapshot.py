@@ -33,6 +33,7 @@ from rlx.rng import load_rng_state, load_rng_tensors, rng_state, rng_tensors
 from rlx.trainers.state import TrainerState
 
 if TYPE_CHECKING:
+    from rlx.data.reader import Reader
     from rlx.data.replay import Replay
     from rlx.learner import Learner
     from rlx.trainers.trainer import Trainer
@@ -162,12 +163,12 @@ def _load_like(part: Any, state: Any, name: str) -> None:
     part.load_state(state)
 
 
-def _prior(prior: Replay | None) -> Part:
+def _prior(prior: Reader | None) -> Part:
     if prior is None:
         return Part()
 
     def load(state: dict[str, Any]) -> None:
-        if state["total"] != prior.total:
+        if state["total"] != prior.state()["total"]:
             raise ValueError("its dataset had another length")
         prior.load_state(state)
 

@@ -30,7 +30,8 @@ from rlx.callbacks.bus import CallbackBus
 from rlx.callbacks.metrics import TrainMetrics
 from rlx.checkpoint import Checkpoint, CheckpointStore
 from rlx.collectors.base import RANDOM_STEPS, Collector
-from rlx.data.replay import Mixture, Replay
+from rlx.data.reader import Reader
+from rlx.data.replay import DatasetReplay, Mixture, Replay
 from rlx.data.rollout import RolloutBuffer
 from rlx.envs.evaluation import MOST_EPISODES, evaluate_learner
 from rlx.errors import UserError
@@ -114,7 +115,7 @@ class Trainer:
         collector: Collector | None = None,
         eval_envs: VectorEnv | None = None,
         replay: Replay | None = None,
-        prior: Replay | None = None,
+        prior: Reader | None = None,
         dataset: TransitionDataset | None = None,
     ):
         self.settings = settings
@@ -222,13 +223,13 @@ class Trainer:
             if self.interrupt:
                 self.stop(self.interrupt)
 
-    def _source(self, phase: Phase) -> Replay | Mixture | RolloutBuffer:
+    def _source(self, phase: Phase) -> Reader:
         """Where the batches of a phase come from."""
         if phase.on_policy:
-            source: Any = self.rollout
+            source: Reader | None = self.rollout
         elif phase.collect == 0:
             source = self.prior
-        elif self._mixes(phase) and self.replay is not None and self.prior is not None:
+        elif self._mixes(phase) and self.replay is not None and isinstance(self.prior, DatasetReplay):
             source = self._mixture = Mixture(self.replay, self.prior, phase.offline_fraction)
         else:
             source = self.replay
@@ -240,7 +241,7 @@ class Trainer:
         """Do its batches hold prior data, now or later?"""
         return phase.offline_fraction > 0 or not MIXTURE.isdisjoint(self.cfg.schedule.targets)
 
-    def _batches(self, phase: Phase, source: Replay | Mixture | RolloutBuffer) -> Iterator[Batch | Rollout]:
+    def _batches(self, phase: Phase, source: Reader) -> Iterator[Batch | Windows | Rollout]:
         """The batches of this iteration: as many as are due."""
         if isinstance(source, Mixture):
             source.fraction = phase.offline_fraction  # which a schedule may have moved
