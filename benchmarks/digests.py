@@ -26,7 +26,7 @@ from torch import Tensor
 
 from rlx.config import learners, schemas
 from rlx.learner import Learner
-from rlx.types import Batch, Rollout, Spec
+from rlx.types import Batch, Rollout, Spec, Windows
 
 STORED = Path(__file__).with_suffix(".json")
 UPDATES, ROWS = 45, 32
@@ -40,6 +40,8 @@ SMALL: dict[str, dict[str, Any]] = {  # besides hidden layers of 24 and 16
     "cql": {"bc_updates": 10},
     "crossq": {"critic_hidden": [32, 24], "renorm_warmup": 12},
     "dqn": {"target_interval": 10},
+    "ppo_lstm": {"lstm_hidden": [12, 12]},
+    "dt": {"context": 6, "width": 16, "layers": 2, "heads": 2, "warmup_updates": 10, "max_episode_length": 20},
 }
 FLAGS: dict[str, dict[str, Any]] = {  # branches that the defaults leave out, by "algorithm:what"
     "bc:gaussian": {"gaussian": True},
@@ -47,6 +49,7 @@ FLAGS: dict[str, dict[str, Any]] = {  # branches that the defaults leave out, by
     "cal_ql:lagrange": {"lagrange_threshold": 0.8},
     "dqn:double": {"target_interval": 10, "double": True, "dueling": True},
     "sac:normalized": {"normalize_obs": True},
+    "ppo_lstm:shared": {"shared_lstm": True, "normalize_obs": True, "clip_range_value": 0.2, "entropy_coef": 0.01},
     "ppo:normalized": {"normalize_obs": True, "clip_range_value": 0.2, "entropy_coef": 0.01, "target_kl": 0.05},
 }
 
@@ -71,7 +74,7 @@ def actions(spec: Spec, shape: tuple[int, ...], random: torch.Generator) -> Tens
     return parts[0] if spec.action_kind == "discrete" else torch.stack(parts, -1)
 
 
-def transitions(spec: Spec, random: torch.Generator) -> Batch:
+def transitions(learner: Learner, spec: Spec, random: torch.Generator) -> Batch:
     obs, next_obs = torch.randn(2, ROWS, *spec.obs_shape, generator=random)
     reward, mc_return = torch.randn(2, ROWS, generator=random)
     terminated = (torch.rand(ROWS, generator=random) < 0.1).float()
@@ -79,12 +82,27 @@ def transitions(spec: Spec, random: torch.Generator) -> Batch:
     return Batch(obs, action, reward, next_obs, terminated, torch.full((ROWS,), 0.99), mc_return=5.0 * mc_return)
 
 
-def rollout(spec: Spec, random: torch.Generator) -> Rollout:
+def rollout(learner: Learner, spec: Spec, random: torch.Generator) -> Rollout:
     obs = torch.randn(33, 2, *spec.obs_shape, generator=random)
     reward = torch.randn(32, 2, generator=random)
     ends = torch.rand(32, 2, generator=random)
     terminated, truncated = (ends < 0.05).float(), (ends > 0.95).float()
-    return Rollout(obs[:-1], actions(spec, (32, 2), random), reward, obs[1:], terminated, truncated)
+    action, carry = actions(spec, (32, 2), random), learner.actor.initial(2)
+    return Rollout(obs[:-1], action, reward, obs[1:], terminated, truncated, carry)
+
+
+def windows(learner: Learner, spec: Spec, random: torch.Generator) -> Windows:
+    """Six steps each, up to five of which are padded."""
+    obs = torch.randn(ROWS, 6, *spec.obs_shape, generator=random)
+    reward, return_to_go = torch.randn(2, ROWS, 6, generator=random)
+    padded, first = torch.randint(6, (2, ROWS, 1), generator=random)
+    mask = (torch.arange(6) >= padded).float()
+    timestep = (first + torch.arange(6) - padded) * mask.long()
+    action = actions(spec, (ROWS, 6), random)
+    return Windows(obs, action, reward, 500.0 * return_to_go, torch.zeros(ROWS, 6), timestep, mask)
+
+
+DRAWN: dict[type, Any] = {Batch: transitions, Rollout: rollout, Windows: windows}
 
 
 def digest(name: str, spec: Spec, settings: dict[str, Any]) -> str:
@@ -92,13 +110,15 @@ def digest(name: str, spec: Spec, settings: dict[str, Any]) -> str:
     random = torch.Generator().manual_seed(1)
     cfg = schemas()[f"algo/{name}"](hidden=[24, 16], **({"batch_size": ROWS} | settings))
     learner: Learner = learners()[name](cfg, spec)
-    draw = rollout if "on_policy" in learner.regimes else transitions
+    draw = DRAWN[learner.reads]
     text = hashlib.sha256()
     for _ in range(UPDATES):
-        take(text, learner.update(draw(spec, random)))
+        take(text, learner.update(draw(learner, spec, random)))
     obs = torch.randn(8, *spec.obs_shape, generator=random)
     saved = {former_name(name, learner): tensor for name, tensor in learner.tensors().items()}
-    take(text, saved | {f"act.{explore}": learner.act(obs, explore=explore) for explore in (False, True)})
+    actor = learner.actor
+    acted = {f"act.{explore}": actor.act(obs, actor.initial(8), explore).action for explore in (False, True)}
+    take(text, saved | acted)
     return text.hexdigest()[:16]
 
 

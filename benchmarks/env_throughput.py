@@ -10,8 +10,8 @@ import time
 
 import numpy as np
 
+from rlx.collectors.runner import Runner
 from rlx.envs import EnvConfig, make_env, make_vector_env, spec_of
-from rlx.envs.runner import Runner
 from rlx.errors import UserError
 
 ROUNDS, SECONDS = 3, 0.5

@@ -16,9 +16,12 @@ import timeit
 from pathlib import Path
 from typing import Any
 
-import rlx.trainers.trainer as loop
+import numpy as np
+
+import rlx.collectors.local as local
 from rlx import build, workflows
 from rlx.callbacks.bus import Callback, CallbackBus
+from rlx.envs.actions import random_actions
 from rlx.envs.vector import is_finite
 
 CASES = {
@@ -55,7 +58,7 @@ class Turns(Callback):
         if within or trainer.state.updates < INTERVAL:
             return
         if self.on is None:
-            self.guard, self.check = trainer._guard, trainer._envs._lanes.check
+            self.guard, self.check = trainer._guard, trainer.collector.envs._lanes.check
         else:
             self.seconds[self.on].append(time.process_time() - self.start)
         self.turn(trainer, on=block % 4 in (0, 3))  # on, off, off, on: a drift hits both alike
@@ -64,13 +67,15 @@ class Turns(Callback):
     def turn(self, trainer: Any, on: bool) -> None:
         self.on = on
         trainer._guard = self.guard if on else Off()
-        trainer._envs._lanes.check = self.check if on else (lambda step: step)
-        loop.is_finite = is_finite if on else (lambda x: True)  # type: ignore[assignment]
+        trainer.collector.envs._lanes.check = self.check if on else (lambda step: step)
+        local.is_finite = is_finite if on else (lambda x: True)  # type: ignore[assignment]
 
     def on_run_end(self, trainer: Any) -> None:
         self.turn(trainer, on=True)
 
-        step, action = trainer._envs.step([trainer._envs.action_space.sample()]), trainer._random()
+        envs = trainer.collector.envs
+        action = random_actions(trainer.spec, envs.num_envs, np.random.default_rng(0))
+        step = envs.step([envs.action_space.sample()])
 
         def checks() -> None:
             self.check(step)
@@ -91,8 +96,8 @@ def measure(overrides: tuple[str, ...], pairs: int) -> tuple[float, ...]:
     turns = Turns()
     make_bus = build.make_bus
 
-    def with_turns(cfg: Any) -> CallbackBus:
-        return CallbackBus({**make_bus(cfg).callbacks, "turns": turns})
+    def with_turns(cfg: Any, progress: bool = True) -> CallbackBus:
+        return CallbackBus({**make_bus(cfg, progress).callbacks, "turns": turns})
 
     build.make_bus = with_turns  # type: ignore[assignment]
     try:

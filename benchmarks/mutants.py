@@ -38,7 +38,7 @@ from mutant_table import MUTANTS, Mutant
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "multirun_outputs" / "mutants.json"
 GOLDEN = {"dqn": ("double_dqn",)}  # recorded runs that are not called as their algorithm
-SHARED = ("tests/test_returns.py", "tests/test_nn.py", "tests/test_distributions.py", "tests/test_vae.py")
+SHARED = ("tests/test_returns.py", "tests/test_losses.py", "tests/nn")
 CPU_SECONDS = 300  # a mutant that runs for ever is caught, too
 
 

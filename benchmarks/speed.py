@@ -103,7 +103,7 @@ def transitions(case: Case) -> dict[str, np.ndarray]:
 
 
 def rlx(name: str, case: Case, compile: bool = False) -> Call:
-    from rlx.data.replay import Replay, UniformConfig
+    from rlx.data.replay import Replay, ReplayConfig
     from rlx.system import keep_freed_memory
     from rlx.types import Spec
 
@@ -117,7 +117,7 @@ def rlx(name: str, case: Case, compile: bool = False) -> Call:
     spec = Spec("bench", (case.obs,), "float32", **kind)
     cfg = config(batch_size=case.batch_size, hidden=[WIDTH, WIDTH], compile=compile, **OURS.get(name, {}))
     learner = getattr(module, config._target_.rsplit(".", 1)[1])(cfg, spec)
-    replay = Replay(UniformConfig(capacity=ROWS), spec, 1, cfg.discount, seed=0, mc_return=learner.needs_mc_return)
+    replay = Replay(ReplayConfig(capacity=ROWS), spec, 1, cfg.discount, seed=0, mc_return=learner.needs_mc_return)
     replay.add(**transitions(case))
 
     def call() -> None:

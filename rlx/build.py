@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from rlx.agent import LearnerAgent
 from rlx.callbacks.bus import Callback, CallbackBus
 from rlx.checkpoint import DamagedCheckpoint, find_checkpoint, read_folder
+from rlx.collectors import Collector, LocalConfig
 from rlx.config import (
     PYTHON,
     as_written,
@@ -26,9 +31,12 @@ from rlx.config import (
     refuse_foreign_env,
 )
 from rlx.data.dataset import TransitionDataset
+from rlx.data.frames import stacked_frames
+from rlx.data.reader import Reader
 from rlx.data.replay import DatasetReplay, Layout, Replay
 from rlx.data.sources import finish
 from rlx.data.specs import NO_ENV, spec_of_dataset
+from rlx.data.windows import WindowReader
 from rlx.envs import make_env, make_vector_env, probe, spec_of
 from rlx.envs.factory import EnvConfig
 from rlx.envs.vector import VectorEnv
@@ -41,7 +49,7 @@ from rlx.rewards import RewardTransform
 from rlx.rng import seeded
 from rlx.system import available_memory, choose_device, enough_memory
 from rlx.trainers.trainer import Trainer
-from rlx.types import Spec
+from rlx.types import OBS, Spec, Windows
 
 log = logging.getLogger("rlx")
 
@@ -70,12 +78,20 @@ def build(cfg: DictConfig, folder: Path, given: Given = NOTHING, progress: bool 
         learner: Learner = instantiate(cfg.algo, spec, trust=cfg.trust)
     check_batches(cfg, spec)
     dataset, prior = load_prior(cfg, spec, reward, learner, data) if cfg.dataset is not None else (None, None)
-    envs = make_vector_env(env_cfg, trust=cfg.trust) if collects else None
+    collector: Collector | None = None
+    if collects:
+        make_envs = functools.partial(make_vector_env, env_cfg, trust=cfg.trust)
+        node = OmegaConf.structured(LocalConfig) if cfg.collector is None else cfg.collector  # older runs have none
+        collector = instantiate(node, learner, make_envs, reward, int(cfg.seed), trust=cfg.trust)
     replay = None
-    if envs is not None and any(phase.collect > 0 and not phase.on_policy for phase in phases):
-        replay = make_replay(cfg, spec, envs.num_envs, prior)
-        if type(replay).connect is not Replay.connect:  # it asks the env for rewards as long as the run lasts
-            replay.connect(make_env(env_cfg, cfg.trust), reward)
+    if collector is not None and any(phase.collect > 0 and not phase.on_policy for phase in phases):
+        frames = None
+        if any(box.is_image and box.dtype == "uint8" for box in spec.obs.values()):
+            with closing(make_env(env_cfg, cfg.trust)) as env:
+                frames = stacked_frames(env, spec)
+        replay = make_replay(cfg, spec, collector.num_envs, prior, frames)
+        if replay.needs_env:  # it asks the env for rewards as long as the run lasts
+            replay.attach_env(make_env(env_cfg, cfg.trust), reward)
     trainer: Trainer = instantiate(
         cfg.trainer,
         cfg,
@@ -83,7 +99,7 @@ def build(cfg: DictConfig, folder: Path, given: Given = NOTHING, progress: bool 
         make_bus(cfg, progress),
         reward,
         folder,
-        envs=envs,
+        collector=collector,
         eval_envs=make_vector_env(env_cfg, 1 if one else min(cfg.trainer.eval_episodes, 10), cfg.trust)
         if simulator
         else None,
@@ -111,8 +127,8 @@ def check_batches(cfg: DictConfig, spec: Spec) -> None:
         steps = phase.collect * cfg.env.num_envs
         each = 0 if phase.on_policy else max(1, math.ceil(phase.updates_per_step * steps)) if steps else 1
         rows = max(rows, each * cfg.algo.batch_size)
-    row = 4 * Layout(spec).width + (2 * spec.obs_dim if spec.obs_dtype == "uint8" else 0)
-    with enough_memory(rows * row, f"What an iteration learns from, {rows:,} rows,", _smaller_batches):
+    nbytes = rows * Layout(spec).batch_bytes
+    with enough_memory(nbytes, f"What an iteration learns from, {rows:,} rows,", _smaller_batches):
         pass
 
 
@@ -122,7 +138,7 @@ def _smaller_batches(share: float) -> str:
 
 def load_prior(
     cfg: DictConfig, spec: Spec, reward: RewardTransform, learner: Learner, data: TransitionDataset | None = None
-) -> tuple[TransitionDataset, DatasetReplay]:
+) -> tuple[TransitionDataset, Reader]:
     """The dataset with its rewards transformed, and as a source of batches; the learner takes statistics from it.
 
     `data` are its rows if they have been read already.
@@ -139,7 +155,14 @@ def load_prior(
     if learner.cfg.normalize_obs:
         mean, std = dataset.obs_statistics()
         learner.set_normalizer(torch.from_numpy(mean), torch.from_numpy(std))
-    return dataset, DatasetReplay(dataset, spec, cfg.algo.discount, cfg.replay.n_step, int(cfg.seed))
+    if learner.needs_returns:
+        if not np.array_equal(dataset.reward, dataset.raw_reward):
+            raise UserError(f"algo={cfg.algo.name} is told returns in the env's units; use reward=identity.")
+        learner.set_returns(torch.from_numpy(dataset.returns()))
+    if learner.reads is Windows:
+        return dataset, WindowReader(dataset, learner.window, int(cfg.seed))
+    prior = DatasetReplay(dataset, spec, cfg.algo.discount, cfg.replay.n_step, int(cfg.seed))
+    return prior.dataset, prior
 
 
 def read_dataset(cfg: DictConfig) -> TransitionDataset:
@@ -154,16 +177,17 @@ def read_dataset(cfg: DictConfig) -> TransitionDataset:
     return dataset
 
 
-def make_replay(cfg: DictConfig, spec: Spec, num_envs: int, prior: Replay | None) -> Replay:
+def make_replay(
+    cfg: DictConfig, spec: Spec, num_envs: int, prior: Reader | None, frames: dict[str, int] | None = None
+) -> Replay:
     """The replay of an online run; its size is said before anything is written into it."""
     budget = cfg.trainer.max_env_steps
     node = cfg.replay
     if budget is not None and budget < node.capacity:
         node = OmegaConf.merge(node, {"capacity": max(int(budget), num_envs)})  # never needs more
-    like_prior = {}
-    if prior is not None:  # rows of both go into the same batches
-        like_prior = {"mc_return": "mc_return" in prior.layout.slices, "outside": prior.layout.outside}
-    replay: Replay = instantiate(node, spec, num_envs, cfg.algo.discount, int(cfg.seed), trust=cfg.trust, **like_prior)
+    replay: Replay = instantiate(
+        node, spec, num_envs, cfg.algo.discount, int(cfg.seed), trust=cfg.trust, prior=prior, frames=frames
+    )
     log.info("Replay: %s, %.1f MiB", counted(replay.capacity, "transition"), replay.nbytes / 2**20)
     return replay
 
@@ -210,9 +234,8 @@ def restore_learner(path: str | Path, trust: tuple[str, ...]) -> tuple[Learner, 
         learner.load_counters(saved.state["learner"])
         learner.eval()
         with seeded(0, torch.device("cpu")):  # some values are read by acting alone
-            learner.act(
-                torch.zeros(1, *saved.spec.obs_shape, dtype=getattr(torch, saved.spec.obs_dtype)), explore=False
-            )
+            boxes = {name: np.zeros((1, *box.shape), box.dtype) for name, box in saved.spec.obs.items()}
+            LearnerAgent(learner, 1).act(boxes if saved.spec.boxes else boxes[OBS])
     return learner, cfg
 
 

@@ -28,17 +28,14 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
 from omegaconf import DictConfig, OmegaConf
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as dump_tensors
 from torch import Tensor
 
-from rlx.data.replay import Layout, Replay
 from rlx.errors import UserError
 from rlx.files import fsync_folder, open_regular, read_bounded, remove, write_atomically
 from rlx.restoring import check_saved_spec
@@ -46,9 +43,14 @@ from rlx.run_folder import refuse_link, refuse_stray
 from rlx.system import available_memory
 from rlx.types import Goal, Spec
 
+if TYPE_CHECKING:
+    from rlx.data.replay import Replay
+
 log = logging.getLogger("rlx")
 
-FORMAT = 2  # 1 had no sha256 of the manifest itself; later formats keep `seal`, which tells damage from a new format
+# 1 had no sha256 of the manifest itself; later formats keep `seal`, which tells damage from a new format.
+# 2 kept other things in the same files under other names, see `_upgrade` and `Learner.load_tensors`.
+FORMAT = 3
 MOST_FILES = 64  # of a checkpoint; there are about six
 
 # What we write, and hence what we read and may delete. Other names in these folders are somebody else's.
@@ -267,6 +269,8 @@ def read_folder(path: Path) -> Checkpoint:
     try:
         state = json.loads(files[at])
         spec = _spec(state.pop("spec"))
+        if manifest["format"] < FORMAT:
+            _upgrade(state)
         _check_state(state, manifest["segments"])
         tensors = {}
         for at in (name for name in files if name.endswith(".safetensors")):
@@ -284,6 +288,17 @@ def _spec(raw: dict[str, Any]) -> Spec:
     spec = Spec(**values)._replace(goal=Goal(goal[0], tuple(goal[1]), tuple(goal[2])) if goal else None)
     check_saved_spec(spec)
     return spec
+
+
+def _upgrade(state: dict[str, Any]) -> None:
+    """The state of a checkpoint of format 1 or 2 as it is kept today."""
+    journal, rng = state.get("journal"), state.get("rng")
+    if journal and rng and "actions" in rng:  # the generator of random actions, which is the collector's
+        journal["rng"] = rng.pop("actions")
+    reason = (state.get("trainer") or {}).get("stop_reason", "")
+    for kept in (state.get("callbacks") or {}).values():
+        if "bad_rows" in kept:  # early stopping did not say whether it was the one
+            kept["stopped"] = reason if reason.startswith("early_stopping") else ""
 
 
 def _check_state(state: dict[str, Any], segments: list[dict[str, Any]]) -> None:
@@ -344,7 +359,7 @@ class CheckpointStore:
 
     def _save_replay(self, replay: Replay) -> list[dict[str, Any]]:
         """Write the rows that are new; the segments that together hold all rows still in the ring."""
-        oldest = replay.total - len(replay)
+        oldest = replay.oldest
         start = max(self._segments[-1]["end"] if self._segments else 0, oldest)
         segments = [s for s in self._segments if s["end"] > oldest]
         if start < replay.total:
@@ -405,10 +420,13 @@ class CheckpointStore:
             start, end = self._segments[0]["start"], self._segments[-1]["end"]
             if start > max(0, end - replay.capacity):
                 raise DamagedCheckpoint(f"the replay segments begin at row {start}, and earlier rows are needed")
+        for start, tensors in self.replay_segments(checkpoint):
+            replay.load_segment(start, tensors)
+
+    def replay_segments(self, checkpoint: Checkpoint) -> Iterator[tuple[int, dict[str, Tensor]]]:
+        """The rows of the replay, verified: the first of each segment, and its tensors."""
         for segment, data in self._read_segments(checkpoint):
-            tensors = _load(data)
-            beyond = max(0, segment["end"] - segment["start"] - replay.capacity)  # overwritten since
-            replay.load_segment(segment["start"] + beyond, {k: v[beyond:] for k, v in tensors.items()})
+            yield segment["start"], _load(data)
 
     def rewrite_replay(self) -> None:
         """Rows have changed since they were written: the next checkpoint writes all of them."""
@@ -430,13 +448,13 @@ def _matching(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
 
 
 def _check_rows(segment: dict[str, Any], data: bytes) -> None:
-    """DamagedCheckpoint unless the tensors of a segment have as many rows as it says."""
+    """DamagedCheckpoint unless a segment has as many rows as it says; the replay knows what else belongs to them."""
     try:
         shapes = _shapes(data)
-        lengths = {shape[0] for shape in shapes.values()}
+        rows = shapes["rows"][0] if "rows" in shapes else None
     except MALFORMED as error:
         raise DamagedCheckpoint(f"{segment['name']} holds what rlx does not write ({_told(error)})") from error
-    if "rows" not in shapes or lengths != {segment["end"] - segment["start"]}:
+    if rows != segment["end"] - segment["start"]:
         raise DamagedCheckpoint(f"{segment['name']} does not hold the rows that it should")
 
 
@@ -463,43 +481,3 @@ def find_checkpoint(path: Path) -> Path:
         f"{path} is neither a run folder with checkpoints nor a checkpoint; "
         "give multirun_outputs/runs/RUN or RUN/checkpoints/best."
     )
-
-
-def read_replay(run_dir: Path) -> tuple[dict[str, np.ndarray], str]:
-    """The transitions in a run's latest checkpoint by field, env after env, each in the order of time; and the env id.
-
-    Actions and rewards are as the learner of that run saw them: scaled and transformed.
-    """
-    refuse_link(run_dir / "checkpoints")
-    store = CheckpointStore(run_dir / "checkpoints")
-    saved = store.latest()
-    if not saved.segments:
-        raise UserError(f"{run_dir} kept no replay (it was not an off-policy run); give the folder of one that did.")
-    try:
-        return _arrays(store, saved), saved.spec.env_id
-    except (DamagedCheckpoint, *MALFORMED) as error:
-        raise UserError(f"The replay of {saved.path} cannot be read ({_told(error)}); give another run.") from error
-
-
-def _arrays(store: CheckpointStore, saved: Checkpoint) -> dict[str, np.ndarray]:
-    num_envs = len(saved.state["journal"]["episodes"])
-    total = saved.state["replay"]["total"]
-    oldest = saved.segments[0]["start"]
-    parts = [_load(data) for _, data in store._read_segments(saved)]
-    rows = torch.cat([part["rows"] for part in parts])
-    order = np.argsort(np.arange(oldest, total) % num_envs, kind="stable")
-    outside = "obs" in parts[0]
-    layout = Layout(saved.spec, outside=outside)
-    layout = layout if layout.width == rows.shape[1] else Layout(saved.spec, mc_return=True, outside=outside)
-    rows = rows[order]
-    if outside:
-        pair = (torch.cat([p["obs"] for p in parts])[order], torch.cat([p["next_obs"] for p in parts])[order])
-        batch = layout.batch(rows, pair)
-    else:
-        batch = layout.batch(rows)
-    truncated = layout.column(rows, "truncated").clone()
-    lanes = np.bincount(np.arange(oldest, total) % num_envs, minlength=num_envs)
-    for last in np.cumsum(lanes) - 1:  # an episode that was still going on is cut
-        truncated[last] = 1.0 - batch.terminated[last]
-    found = {name: getattr(batch, name) for name in ("obs", "action", "reward", "next_obs", "terminated")}
-    return {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in {**found, "truncated": truncated}.items()}

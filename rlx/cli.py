@@ -145,9 +145,10 @@ VERBS = {
     ),
     "evaluate": Verb(
         "rlx.commands:evaluate",
-        "evaluate RUN_OR_CHECKPOINT [episodes=10] [seed=0] [--json]",
+        "evaluate RUN_OR_CHECKPOINT [episodes=10] [seed=0] [target_return=NUMBER] [--json]",
         "raw returns of the deterministic policy\n\n"
         "A run folder stands for its best checkpoint. --json prints all returns.\n"
+        "target_return is what a policy of algo=dt is asked for.\n"
         "trust=[MODULE,...] allows code from your own modules.",
     ),
     "predict": Verb(

@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rlx import workflows
 from rlx.cli import VERBS, parse_flags
-from rlx.config import check, compose_config, for_hydra, register, take_trust, with_config_dir
+from rlx.config import check, compose_config, for_hydra, learners, register, take_trust, with_config_dir
 from rlx.config.errors import explain
 from rlx.config.overrides import SEARCH
 from rlx.errors import RunFailed, UserError, nearest
@@ -196,7 +196,9 @@ def evaluate(arguments: list[str]) -> int:
     path = _path(arguments, VERBS["evaluate"].usage)
     as_json = "--json" in arguments
     trust = take_trust(arguments)
-    options = _options([a for a in arguments if a != "--json"], {"episodes": int, "seed": int}, "evaluate")
+    kinds: dict[str, Callable[[str], Any]] = {"episodes": int, "seed": int}
+    kinds |= {option: float for cls in learners().values() for option in cls.options}
+    options = _options([a for a in arguments if a != "--json"], kinds, "evaluate")
     found = workflows.evaluate(path, **options, trust=trust)
     if as_json:
         sys.stdout.write(json.dumps(found) + "\n")

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from rlx.compiling import check_compiler
 from rlx.errors import UserError, require
-from rlx.fields import number
+from rlx.fields import check_number, check_numbers, number
 from rlx.nn import Optimizer
 from rlx.types import Acted, Batch, Carry, Metrics, Obs, Spec
 
@@ -114,6 +114,11 @@ class Actor:
     def __init__(self, learner: Learner):
         self.learner = learner
 
+    @property
+    def remembers(self) -> bool:
+        """Does it act by more than the observation?"""
+        return bool(self.initial(1))
+
     def initial(self, n: int) -> Carry:
         """The carry of n lanes that begin an episode: tensors [n, ...]."""
         return ()
@@ -131,12 +136,15 @@ class Learner(nn.Module):
     """Base of all algorithms. Class attributes say what fits; `config.check` reads them before any work."""
 
     reads: type = Batch  # what `update` takes: Batch, Windows or Rollout
+    window: int = 1  # rows of each window, where it reads Windows
     explored: int = 0  # env steps that the policy has taken to explore; counted by the collector, read by schedules
 
     actions: tuple[str, ...] = ("box",)  # action kinds it can handle: "box", "discrete", "multi_discrete"
     regimes: tuple[str, ...] = ("off_policy",)  # regimes it can run in, its usual one first
     images: bool = False  # can it read image observations
     needs_mc_return: bool = False  # does it read `batch.mc_return`
+    needs_returns: bool = False  # does it take the episode returns of the dataset (`set_returns`)
+    options: tuple[str, ...] = ()  # numbers of its config that whoever uses the policy may change (`set_options`)
     obs_mean: Tensor  # buffers, there if `normalize_obs`
     obs_std: Tensor
     prioritized: bool = False  # does it weigh its loss by `batch.weight` and set `td_error`
@@ -145,6 +153,7 @@ class Learner(nn.Module):
     def __init__(self, cfg: AlgoConfig, spec: Spec):
         super().__init__()
         check_algo(vars(cfg))
+        check_numbers(cfg, "algo")
         if cfg.compile:
             check_compiler()
         self.cfg = cfg
@@ -185,6 +194,19 @@ class Learner(nn.Module):
         self.obs_mean.copy_(mean)
         self.obs_std.copy_(std + 1e-3)
 
+    def set_returns(self, returns: Tensor) -> None:
+        """Take the undiscounted returns [E] of a dataset's episodes, in the env's units."""
+        raise NotImplementedError(f"{type(self).__name__} does not define set_returns")
+
+    def set_options(self, values: Mapping[str, float]) -> None:
+        """Change numbers that only acting reads, such as the return to ask for."""
+        for name, value in values.items():
+            if name not in self.options:
+                known = f"it takes {', '.join(self.options)}" if self.options else "it has none"
+                raise UserError(f"algo={self.cfg.name} has no option {name}; {known}.")
+            check_number(self.cfg, name, value, "algo")
+            setattr(self.cfg, name, value)
+
     def due(self, every: int) -> bool:
         """True on every `every`-th update, counting the one under way."""
         return self.updates % every == 0
@@ -221,7 +243,8 @@ class Learner(nn.Module):
 
     def counters(self) -> dict[str, int]:
         """Python-side state for the checkpoint."""
-        return {"updates": self.updates}
+        return {"updates": self.updates, "explored": self.explored}
 
     def load_counters(self, saved: dict[str, int]) -> None:
         self.updates = saved["updates"]
+        self.explored = saved.get("explored", 0)  # until format 2 only those that read it had one

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlx.types import Obs, ObsArray
+from rlx.types import Box, Obs, ObsArray
 
 
 def map_obs(function: Callable[..., Any], first: Any, *others: Any) -> Any:
@@ -48,6 +48,38 @@ def stack_obs(rows: Sequence[Any]) -> Any:
 
 def copy_obs(obs: ObsArray) -> Any:
     return map_obs(np.copy, obs)
+
+
+def zeros_obs(boxes: Box | dict[str, Box], rows: int) -> Any:
+    """Room for so many observations of this shape."""
+    return map_obs(lambda box: np.zeros((rows, *box.shape), box.dtype), boxes)
+
+
+def row_like(obs: ObsArray, row: Any) -> Any:
+    """A copy of one observation, with the parts, shapes and dtypes that the rows of `obs` have."""
+
+    def copied(part: np.ndarray, new: Any) -> np.ndarray:
+        copy = np.empty(part.shape[1:], part.dtype)
+        copy[...] = new
+        return copy
+
+    return map_obs(copied, obs, row)
+
+
+class DictRows:
+    """Writes rows of a dict of arrays by number, as one writes those of an array."""
+
+    def __init__(self, parts: dict[str, np.ndarray]):
+        self._parts = parts
+
+    def __setitem__(self, index: Any, obs: dict[str, Any]) -> None:
+        for name, part in self._parts.items():
+            part[index] = obs[name]
+
+
+def rows_of(obs: ObsArray) -> np.ndarray | DictRows:
+    """What `rows_of(obs)[i] = row` writes to: the array itself, so that it costs nothing there."""
+    return DictRows(obs) if isinstance(obs, dict) else obs
 
 
 def to_tensors(obs: ObsArray) -> Obs:

@@ -2,52 +2,85 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
-from rlx.envs.runner import box_scale
+from rlx.agent import LearnerAgent
+from rlx.envs.actions import unscaled
 from rlx.errors import UserError
 from rlx.learner import Learner
-from rlx.types import Spec
+from rlx.obs import map_obs, num_rows, take_rows
+from rlx.types import OBS, ObsArray, Spec
 
 
 class Policy:
-    """What `rlx.load` returns: raw observations in, env actions out."""
+    """What `rlx.load` returns: raw observations in, env actions out.
+
+    A policy with memory remembers what it has seen from one call of `act` to the next: call `reset` where an episode
+    begins, and `feedback` after each step if the policy is conditioned on returns.
+    """
 
     def __init__(self, learner: Learner):
         self.learner = learner.eval()
         self.spec: Spec = learner.spec
+        self._agent: LearnerAgent | None = None  # None: the next call begins new episodes
+        self._rows = 0  # observations that it acts on at a time
 
     def __repr__(self) -> str:
         spec = self.spec
+        shape = {name: box.shape for name, box in spec.boxes} if spec.boxes else spec.obs_shape
         return (
-            f"Policy({self.learner.cfg.name} on {spec.env_id}: observations {spec.obs_shape}, {spec.action_kind} "
+            f"Policy({self.learner.cfg.name} on {spec.env_id}: observations {shape}, {spec.action_kind} "
             f"actions {spec.action_shape or spec.action_sizes})"
         )
 
     def act(self, obs: Any, deterministic: bool = True) -> Any:
         """The action for one observation, or for a batch of them."""
-        array = np.asarray(obs, self.spec.obs_dtype)
-        single = array.shape == self.spec.obs_shape
-        if not single and array.shape[1:] != self.spec.obs_shape:
-            raise UserError(
-                f"The observation has shape {array.shape}; {self.spec.env_id} expects {self.spec.obs_shape}, "
-                "or a batch of such observations."
-            )
-        action = unscaled(self.act_scaled(array[None] if single else array, deterministic), self.spec)
+        batch, single = self._as_batch(obs)
+        agent = self._agent_for(num_rows(batch))
+        agent.explore = not deterministic
+        action = unscaled(agent.act(batch), self.spec)
         return action[0] if single else action
 
-    def act_scaled(self, obs: np.ndarray, deterministic: bool = True) -> np.ndarray:
-        """Actions in the learner's units, [-1, 1] for a box, for a batch of observations."""
-        return self.learner.act(torch.from_numpy(obs), explore=not deterministic).cpu().numpy()
+    def reset(self, rows: Sequence[int] | None = None) -> None:
+        """New episodes begin: in these rows of the batch, or everywhere. Nothing to do for a policy without memory."""
+        if rows is None:
+            self._agent = None
+        elif self._agent is not None:
+            self._agent.begin(rows)
 
+    def feedback(self, reward: Any) -> None:
+        """What the latest step earned: one reward, or one for each row of the batch."""
+        if self._agent is None:
+            raise UserError("feedback is about the latest action and there is none yet; call act first.")
+        self._agent.feedback(np.broadcast_to(np.asarray(reward, np.float32), (self._rows,)))
 
-def unscaled(action: np.ndarray, spec: Spec) -> np.ndarray:
-    """Actions from the learner's units to those of the env; discrete and unbounded ones stay as they are."""
-    low, high = np.array(spec.action_low, np.float32), np.array(spec.action_high, np.float32)
-    if spec.discrete:
-        return action
-    half, middle, limit = box_scale(low, high)
-    return np.clip(action, -limit, limit) * half + middle
+    def _agent_for(self, rows: int) -> LearnerAgent:
+        if self._agent is None or (rows != self._rows and not self._agent.carry):
+            self._agent, self._rows = LearnerAgent(self.learner, rows), rows
+        if rows != self._rows:
+            raise UserError(
+                f"This policy is in the middle of {self._rows} episodes and was given {rows} observations; call "
+                "reset() to begin new episodes."
+            )
+        return self._agent
+
+    def _as_batch(self, obs: Any) -> tuple[ObsArray, bool]:
+        """The observation as rows of arrays, and whether it was a single one."""
+        boxes = self.spec.obs
+        if self.spec.boxes and not (isinstance(obs, dict) and obs.keys() == boxes.keys()):
+            raise UserError(f"{self.spec.env_id} has observations with the parts {', '.join(boxes)}; give all of them.")
+        parts = obs if self.spec.boxes else {OBS: obs}
+        arrays = {name: np.asarray(parts[name], box.dtype) for name, box in boxes.items()}
+        single = all(arrays[name].shape == box.shape for name, box in boxes.items())
+        for name, box in boxes.items():
+            if not single and arrays[name].shape[1:] != box.shape:
+                what = f"part {name!r} of the observation" if self.spec.boxes else "observation"
+                raise UserError(
+                    f"The {what} has shape {arrays[name].shape}; {self.spec.env_id} expects {box.shape}, "
+                    "or a batch of such observations."
+                )
+        batch = arrays if self.spec.boxes else arrays[OBS]
+        return (take_rows(batch, np.newaxis), True) if single else (map_obs(np.ascontiguousarray, batch), False)

@@ -26,25 +26,32 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
         yield
 
 
-def rng_state() -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Python and numpy as JSON, torch as tensors."""
+def rng_state() -> dict[str, Any]:
+    """Python and numpy, as JSON."""
     version, internal, gauss = random.getstate()
     kind, keys, position, has_gauss, cached = np.random.get_state()
-    json = {
+    return {
         "python": [version, list(internal), gauss],
         "numpy": [kind, np.asarray(keys).tolist(), int(position), int(has_gauss), float(cached)],
     }
+
+
+def load_rng_state(state: dict[str, Any]) -> None:
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    kind, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((kind, np.array(keys, np.uint32), position, has_gauss, cached))
+
+
+def rng_tensors() -> dict[str, Tensor]:
+    """torch, on the CPU and on every GPU."""
     tensors = {"torch": torch.get_rng_state()}
     if torch.cuda.is_available():
         tensors |= {f"cuda.{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
-    return json, tensors
+    return tensors
 
 
-def set_rng_state(json: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    version, internal, gauss = json["python"]
-    random.setstate((version, tuple(internal), gauss))
-    kind, keys, position, has_gauss, cached = json["numpy"]
-    np.random.set_state((kind, np.array(keys, np.uint32), position, has_gauss, cached))
+def load_rng_tensors(tensors: dict[str, Tensor]) -> None:
     torch.set_rng_state(tensors["torch"])
     if torch.cuda.is_available():
         for i in range(torch.cuda.device_count()):

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
+from rlx.agent import LearnerAgent
 from rlx.build import build, check_same_env, env_spec, restore_learner, restore_to_act
 from rlx.checkpoint import CheckpointStore, DamagedCheckpoint, find_checkpoint
 from rlx.choices import choices
@@ -47,6 +48,7 @@ from rlx.data.inspect import inspect_dataset
 from rlx.data.minari import check_recordable, minari_root, write_minari
 from rlx.data.sources import choices_of, load_transition_dataset
 from rlx.data.specs import NO_ENV
+from rlx.envs.evaluation import evaluate_learner
 from rlx.errors import UserError
 from rlx.files import write_atomically
 from rlx.given import NOTHING, DataLike, EnvLike, Given, check_given, objects_of
@@ -65,7 +67,7 @@ from rlx.run_folder import (
 )
 from rlx.summary import nothing_to_do, summarise, summary_of
 from rlx.system import interruptible, memory_errors, set_threads
-from rlx.trainers.trainer import Trainer, evaluate_learner
+from rlx.trainers.trainer import Trainer
 
 log = logging.getLogger("rlx")
 
@@ -281,18 +283,21 @@ def evaluate(
     seed: int = 0,
     trust: tuple[str, ...] = (),
     env: EnvLike | None = None,
+    **options: float,
 ) -> dict[str, Any]:
     """Raw returns of the deterministic policy in fresh environments: those of the run, or what `env` makes.
 
-    path   a run folder, which stands for its best checkpoint, or a checkpoint folder
-    trust  modules besides rlx whose code may be used
-    env    an env or a function that makes one, with the spaces that the policy was trained with
+    path     a run folder, which stands for its best checkpoint, or a checkpoint folder
+    trust    modules besides rlx whose code may be used
+    env      an env or a function that makes one, with the spaces that the policy was trained with
+    options  numbers that the policy takes when it acts: target_return=3000 of a Decision Transformer
     """
     if episodes < 1:
         raise UserError(f"episodes must be at least 1 (episodes={episodes}).")
     check_seed(seed)
     learner, cfg, envs, env_id = restore_to_act(path, trust, env, episodes)
     try:
+        learner.set_options(options)
         found = evaluate_learner(learner, envs, episodes, seed)
     finally:
         envs.close()
@@ -302,6 +307,7 @@ def evaluate(
         "checkpoint": str(find_checkpoint(Path(path))),
         "episodes": episodes,
         "seed": seed,
+        **options,
         **found.metrics(env_id),
         "returns": found.returns.tolist(),
     }
@@ -342,13 +348,10 @@ def collect(
     learner, cfg, envs, env_id = restore_to_act(path, trust, env, episodes)
     try:
         check_recordable(env_id)
-        if learner.spec.goal is not None:
-            raise UserError(
-                f"{cfg.env.id} is a goal env, whose dict observations collect cannot write; use another env."
-            )
+        if learner.spec.goal is not None or learner.spec.boxes:
+            raise UserError(f"{cfg.env.id} has dict observations, which collect cannot write; use another env.")
         with seeded(seed, next(iter(learner.parameters())).device):
-            policy = Policy(learner)
-            found = collect_episodes(policy.act_scaled, envs, learner.spec, episodes, noise, seed)
+            found = collect_episodes(LearnerAgent(learner, envs.num_envs), envs, learner.spec, episodes, noise, seed)
     finally:
         envs.close()
     algo = str(as_written(cfg).algo.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,3 +30,12 @@ def shared_data() -> Path:
     if not SHARED_DATA.is_dir():
         pytest.skip("the real datasets of ../shared/data are not here")
     return SHARED_DATA
+
+
+@pytest.fixture
+def toy_envs() -> Iterator[None]:
+    """The envs of tests/toy_envs.py can be made by their ids."""
+    from toy_envs import registered  # here, because NumPy reads OMP_NUM_THREADS where it is first imported
+
+    with registered():
+        yield

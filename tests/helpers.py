@@ -28,6 +28,7 @@ SMALL = (
     "env.max_episode_steps=30",
     "trainer.eval_episodes=2",
 )
+SMALL_TRANSFORMER = ("algo.context=5", "algo.width=16", "algo.layers=1", "algo.warmup_updates=4")
 REGIMES = {
     "off_policy": (
         "trainer.max_env_steps=130", "trainer.learning_starts=50", "trainer.gradient_updates_per_step=2",

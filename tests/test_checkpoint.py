@@ -23,12 +23,12 @@ from rlx.checkpoint import (
     DamagedCheckpoint,
     find_checkpoint,
     read_folder,
-    read_replay,
     seal,
     write_atomically,
     write_folder,
 )
-from rlx.data.replay import Replay, UniformConfig
+from rlx.data.replay import Replay, ReplayConfig
+from rlx.data.sources import read_replay
 from rlx.errors import UserError
 from rlx.types import Goal, Spec
 
@@ -50,7 +50,7 @@ def grow(replay: Replay, steps: int) -> None:
 
 
 def empty(capacity: int = 6) -> Replay:
-    return Replay(UniformConfig(capacity=capacity), SPEC, 1, 0.9, seed=0)
+    return Replay(ReplayConfig(capacity=capacity), SPEC, 1, 0.9, seed=0)
 
 
 def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_crash_while_writing_leaves_the_old_one(
     assert value in (1.0, 2.0)
     twin = empty()
     after.load_replay(found, twin)
-    assert twin._rows[: int(value) * 2, 0].tolist() == list(range(int(value) * 2))
+    assert twin.store.rows[: int(value) * 2, 0].tolist() == list(range(int(value) * 2))
     after.forget_after(found)
     assert not list(tmp_path.rglob("*.writing"))
     grow(twin, 0)
@@ -170,7 +170,7 @@ def test_the_replay_is_written_incrementally(tmp_path: Path) -> None:
         names.append(sorted(p.name[:25] for p in (tmp_path / "replay").iterdir()))
         twin = empty(capacity=6)
         store.load_replay(store.latest(), twin)
-        np.testing.assert_array_equal(twin._rows, replay._rows)
+        np.testing.assert_array_equal(twin.store.rows, replay.store.rows)
     assert names[0] == ["000000000000-000000000002"]
     assert names[1] == ["000000000000-000000000002", "000000000002-000000000005"]
     assert names[2] == ["000000000000-000000000002", "000000000002-000000000005", "000000000005-000000000009"]
@@ -187,7 +187,7 @@ def test_all_rows_are_written_anew_when_old_ones_have_changed(tmp_path: Path) ->
     store.save_step(checkpoint(), 5, replay)
     twin = empty()
     store.load_replay(store.latest(), twin)
-    np.testing.assert_array_equal(twin._rows, replay._rows)
+    np.testing.assert_array_equal(twin.store.rows, replay.store.rows)
 
 
 def test_a_damaged_one_is_passed_over_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -494,7 +494,7 @@ def test_a_checkpoint_of_format_1_is_read(tmp_path: Path) -> None:
         "spec": dict(zip(names, json.loads(spec), strict=True)),
     }
     weights = safetensors({"w": tensor([2], 0, 8)}, np.array([1.5, 2.5], np.float32).tobytes())
-    width = Replay(UniformConfig(capacity=4), SPEC, 1, 0.9, seed=0).layout.width
+    width = Replay(ReplayConfig(capacity=4), SPEC, 1, 0.9, seed=0).layout.width
     rows = np.arange(2 * width, dtype=np.float32)
     segment = safetensors({"rows": tensor([2, width], 0, rows.nbytes)}, rows.tobytes())
     (folder.parent / "replay").mkdir()
@@ -512,9 +512,9 @@ def test_a_checkpoint_of_format_1_is_read(tmp_path: Path) -> None:
     found = CheckpointStore(folder.parent).latest()
     assert found.tensors["learner"]["w"].tolist() == [1.5, 2.5]
     assert found.config == "a: 1\n"
-    replay = Replay(UniformConfig(capacity=4), found.spec, 1, 0.9, seed=0)
+    replay = Replay(ReplayConfig(capacity=4), found.spec, 1, 0.9, seed=0)
     CheckpointStore(folder.parent).load_replay(found, replay)
-    assert replay._rows[:2].ravel().tolist() == rows.tolist()
+    assert replay.store.rows[:2].ravel().tolist() == rows.tolist()
     arrays, env_id = read_replay(tmp_path)
     assert (env_id, len(arrays["reward"])) == ("x", 2)
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import REGIMES, SMALL, resumed, same_run, same_tensors, snapshots
+from helpers import REGIMES, SMALL, SMALL_TRANSFORMER, resumed, same_run, same_tensors, snapshots
 from omegaconf import DictConfig
 from torch import Tensor
 
@@ -31,7 +31,7 @@ from rlx.config import compose_config, instantiate, learners, schemas
 from rlx.learner import AlgoConfig, Learner
 from rlx.paths import conf_dir
 from rlx.trainers.trainer import Trainer
-from rlx.types import Batch, Metrics, Rollout, Spec
+from rlx.types import Batch, Metrics, Rollout, Spec, Windows
 
 NAMES = sorted(name.removeprefix("algo/") for name in schemas() if name.startswith("algo/"))
 ENVS = {"box": "pendulum", "discrete": "cartpole"}
@@ -57,7 +57,8 @@ def clone(batch: Any) -> Any:
     if isinstance(batch, Tensor):
         return batch.clone()
     if isinstance(batch, tuple):
-        return type(batch)(*(clone(x) for x in batch))
+        parts = [clone(x) for x in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else tuple(parts)
     return batch
 
 
@@ -74,7 +75,7 @@ def overrides_of(name: str) -> tuple[str, ...]:
     presets = tuple(f"env={ENVS[kind]}" for kind in cls.actions if kind in ENVS)
     chosen = (f"algo={name}", presets[0], "~algo_env")
     nets = [f.name for f in fields(schemas()[f"algo/{name}"]) if f.name.endswith("_hidden")]  # besides `hidden`
-    small = (*SMALL, *(f"algo.{net}=[16,16]" for net in nets))
+    small = (*SMALL, *(f"algo.{net}=[16,16]" for net in nets), *(SMALL_TRANSFORMER if cls.reads is Windows else ()))
     return (*chosen, *small, *REGIMES[compose_config(chosen).trainer.regime])
 
 
@@ -217,7 +218,7 @@ def test_it_acts_within_the_spec(name: str, kind: str, trained: Any) -> None:
         assert (learner.act(loud, explore=False).abs() <= 1.0).all()
 
 
-UNBOUNDED = {"ppo", "a2c", "trpo"}  # Gaussian means without a squash: the env layer clips them
+UNBOUNDED = {"ppo", "ppo_lstm", "a2c", "trpo"}  # Gaussian means without a squash: the env layer clips them
 
 
 @every_algorithm

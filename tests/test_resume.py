@@ -123,6 +123,7 @@ SETTINGS = {
     "goal_env": ("off_policy", "env=point_goal"),
     "hindsight": ("off_policy", "algo=her", "env=point_goal", "env.num_envs=2"),
     "hindsight_overwritten": ("off_policy", "algo=td3", "env=point_goal", "replay=hindsight", "replay.capacity=70"),
+    "memory": ("on_policy", "algo=ppo_lstm", "env=recall", "env.num_envs=3", "algo.lstm_hidden=[8]"),
     "native": ("on_policy", "env.num_envs=2", "env.vectorization=native"),
 }
 
@@ -295,7 +296,7 @@ DAMAGE = {
     "folder_as_learner": lambda run: replace(newest(run) / "learner.safetensors", Path.mkdir),
     "deep_manifest": lambda run: (newest(run) / "manifest.json").write_bytes(b"[" * 100_000),
     "flipped_key": lambda run: change(newest(run) / "manifest.json", b'"segments"', b'"segmentr"'),
-    "flipped_format": lambda run: change(newest(run) / "manifest.json", b'"format": 2', b'"format": 3'),
+    "flipped_format": lambda run: change(newest(run) / "manifest.json", b'"format": 3', b'"format": 4'),
     "another_end": lambda run: change(newest(run) / "manifest.json", b'"end": 120', b'"end": 119'),
     "fifo_as_replay": lambda run: replace(max((run / "checkpoints" / "replay").glob("*")), os.mkfifo),
     "other_checkpoint": lambda run: newest(run).rename(newest(run).with_name("step_000000000999")),
@@ -554,7 +555,7 @@ def test_a_lost_episode_ends_in_the_replay(tmp_path: Path, monkeypatch: pytest.M
 
     def add(self: Replay, *args: Any) -> None:
         if self.total == 50:
-            seen.append((self.total, bool(self.layout.column(self._tensor, "truncated")[49])))
+            seen.append((self.total, bool(self.layout.column(self.store.tensor, "truncated")[49])))
         original(self, *args)
 
     monkeypatch.setattr(Replay, "add", add)

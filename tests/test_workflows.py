@@ -17,14 +17,13 @@ import rlx
 from rlx.build import build
 from rlx.config import compose_config
 from rlx.data import sources
-from rlx.data.collect import _noisy
+from rlx.data.collect import add_noise
 from rlx.data.dataset import scale_actions
 from rlx.data.sources import roll_out_random
 from rlx.envs import make_env
-from rlx.envs.runner import to_env_units
+from rlx.envs.actions import to_env_units, unscaled
 from rlx.envs.vector import SyncEnvs
 from rlx.errors import UserError
-from rlx.policy import unscaled
 from rlx.rng import seeded
 from rlx.run_folder import default_run_dir
 from rlx.system import choose_device, set_threads
@@ -174,7 +173,7 @@ def test_box_actions_are_scaled_by_dimension() -> None:
     assert np.array_equal(unscaled(action, spec), expected)
     assert np.array_equal(to_env_units(space)(action), expected)
     assert np.array_equal(scale_actions(expected, spec)[0], np.array([[0.5, 5, -3], [-1, 0.1, 0.2]], np.float32))
-    noisy = _noisy(action * 100, spec, 0.1, np.random.default_rng(0))
+    noisy = add_noise(action * 100, spec, 0.1, np.random.default_rng(0))
     assert np.abs(noisy[:, 0]).max() == 1.0
     assert np.abs(noisy[0, 1]) > 400
 

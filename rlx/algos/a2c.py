@@ -13,20 +13,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rlx.algos.ppo import (
-    CLIP,
-    Experience,
-    check_numbers,
-    experience,
-    explained_variance,
-    running_moments,
-    standardized,
-)
 from rlx.compiling import compilable
-from rlx.distributions import Perceptron, Policy
 from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
-from rlx.nn import RMSprop
+from rlx.losses import Experience, experience, explained_variance, standardized
+from rlx.nn import OBS_CLIP, ActionHead, Perceptron, RMSprop, running_moments
 from rlx.types import Metrics, Rollout, Spec
 
 
@@ -37,13 +28,13 @@ class A2CConfig(ActorCriticConfig):
     lr: float = 7e-4
     hidden: list[int] = field(default_factory=lambda: [64, 64])
     activation: str = "tanh"
-    gae_lambda: float = 1.0  # 1: n-step returns
+    gae_lambda: float = number(1.0, least=0, most=1)  # 1: n-step returns
     normalize_advantage: bool = False  # over the rollout
     entropy_coef: float = 0.0
-    value_coef: float = 0.5
-    max_grad_norm: float = number(0.5, read_once=True)  # of policy and value function together
-    square_decay: float = number(0.99, read_once=True)  # of RMSprop: memory of the mean square
-    eps: float = number(1e-5, read_once=True)  # added to the root of the mean square
+    value_coef: float = number(0.5, least=0)
+    max_grad_norm: float = number(0.5, above=0, read_once=True)  # of policy and value function together
+    square_decay: float = number(0.99, least=0, below=1, read_once=True)  # of RMSprop: memory of the mean square
+    eps: float = number(1e-5, above=0, read_once=True)  # added to the root of the mean square
     log_std_init: float | None = number(None, read_once=True)  # None: a std of 1 in the env's units, or less
 
 
@@ -60,6 +51,7 @@ def a2c_loss(
 class A2C(Learner):
     actions = ("box", "discrete", "multi_discrete")
     regimes = ("on_policy",)
+    reads = Rollout
     obs_mean: Tensor
     obs_std: Tensor
     obs_count: Tensor  # observations in these statistics so far
@@ -67,11 +59,7 @@ class A2C(Learner):
     def __init__(self, cfg: A2CConfig, spec: Spec):
         super().__init__(cfg, spec)
         self.cfg: A2CConfig = cfg
-        check_numbers(
-            cfg, max_grad_norm="positive", eps="positive", gae_lambda="in [0, 1]", square_decay="in [0, 1)",
-            value_coef="0 or more",
-        )  # fmt: skip
-        self.policy = Policy(spec, cfg.actor_layers, cfg.activation, cfg.log_std_init)
+        self.policy = ActionHead(spec, cfg.actor_layers, cfg.activation, cfg.log_std_init)
         self.critic = Perceptron([spec.obs_dim, *cfg.critic_layers, 1], cfg.activation, final_gain=1.0)
         if cfg.normalize_obs:
             self.register_buffer("obs_count", torch.zeros((), dtype=torch.int64))
@@ -79,7 +67,7 @@ class A2C(Learner):
         self.optimizers["policy"] = RMSprop(params, cfg.lr, cfg.square_decay, cfg.eps, cfg.max_grad_norm)
 
     def normalize(self, obs: Tensor) -> Tensor:
-        return super().normalize(obs).clamp(-CLIP, CLIP) if self.cfg.normalize_obs else obs
+        return super().normalize(obs).clamp(-OBS_CLIP, OBS_CLIP) if self.cfg.normalize_obs else obs
 
     @torch.no_grad()
     def act(self, obs: Tensor, explore: bool) -> Tensor:

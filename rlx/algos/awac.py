@@ -18,13 +18,11 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-from rlx.algos.bc import GaussianPolicy
-from rlx.algos.td3_bc import critic_loss
 from rlx.compiling import compilable
-from rlx.errors import require
 from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
-from rlx.nn import Adam, Critic, polyak, target_of
+from rlx.losses import critic_loss
+from rlx.nn import Adam, BoundedGaussian, Critic, polyak, target_of
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
@@ -45,10 +43,10 @@ class AWACConfig(ActorCriticConfig):
     name: str = "awac"
     actor_lr: float = 3e-4
     critic_lr: float = 3e-4
-    actor_weight_decay: float = number(0.0, read_once=True)  # of Adam (L2), as the authors' 1e-4
+    actor_weight_decay: float = number(0.0, least=0, read_once=True)  # of Adam (L2), as the authors' 1e-4
     weighting: Weighting = Weighting.exp
-    temperature: float | None = number(None, read_once=True)  # of the advantages; None: 1.0 for exp, 0.5 for softmax
-    max_weight: float = 100.0  # bound of the weights under exp
+    temperature: float | None = number(None, above=0, read_once=True)  # None: 1.0 for exp, 0.5 for softmax
+    max_weight: float = number(100.0, above=0)  # bound of the weights under exp
     tau: float = number(0.005, above=0, most=1)  # step of the target critics
 
 
@@ -73,14 +71,8 @@ class AWAC(Learner):
 
     def __init__(self, cfg: AWACConfig, spec: Spec):
         super().__init__(cfg, spec)
-        require(0.0 < cfg.tau <= 1.0, f"algo.tau is {cfg.tau}; it has to be in (0, 1], for example algo.tau=0.005.")
-        temperature = TEMPERATURES[cfg.weighting] if cfg.temperature is None else cfg.temperature
-        require(temperature > 0.0, f"algo.temperature is {temperature}; it has to be positive, as 1.0.")
-        require(cfg.max_weight > 0.0, f"algo.max_weight is {cfg.max_weight}; it has to be positive, as 100.")
-        decay = cfg.actor_weight_decay
-        require(decay >= 0.0, f"algo.actor_weight_decay is {decay}; use 0 for none or more, as 1e-4.")
-        self.temperature = temperature
-        self.policy = GaussianPolicy(spec.obs_dim, spec.action_dim, cfg.actor_layers, log_std_range=(-6.0, 0.0))
+        self.temperature = TEMPERATURES[cfg.weighting] if cfg.temperature is None else cfg.temperature
+        self.policy = BoundedGaussian(spec.obs_dim, spec.action_dim, cfg.actor_layers, log_std_range=(-6.0, 0.0))
         self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.critic_layers)
         self.target_critic = target_of(self.critic)
         self.online, self.targets = list(self.critic.parameters()), list(self.target_critic.parameters())

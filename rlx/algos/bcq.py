@@ -19,15 +19,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rlx.algos.td3_bc import critic_loss
 from rlx.compiling import compilable
-from rlx.errors import require
 from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
-from rlx.nn import Adam, Critic, DeterministicActor, polyak, target_of
+from rlx.losses import critic_loss, soft_min, with_noise
+from rlx.nn import VAE, Adam, Critic, Deterministic, by_blocks, polyak, target_of, vae_loss
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
-from rlx.vae import VAE, by_blocks, vae_loss
 
 
 @dataclass
@@ -38,18 +36,13 @@ class BCQConfig(ActorCriticConfig):
     critic_lr: float = 1e-3
     vae_lr: float = 1e-3
     vae_hidden: list[int] = field(default_factory=lambda: [750, 750])
-    kl_weight: float = 0.5  # of the latent's divergence against the reconstruction
-    phi: float = 0.05  # largest perturbation, in units of the largest action
-    lam: float = 0.75  # weight of the smaller critic in a target
-    candidates: int = 10  # actions per next state, and per state when collecting online
-    eval_candidates: int = number(100, read_once=True)  # actions per state at evaluation
+    kl_weight: float = number(0.5, least=0)  # of the latent's divergence against the reconstruction
+    phi: float = number(0.05, least=0, most=1)  # largest perturbation, in units of the largest action
+    lam: float = number(0.75, least=0, most=1)  # weight of the smaller critic in a target
+    candidates: int = number(10, least=1)  # actions per next state, and per state when collecting online
+    eval_candidates: int = number(100, least=1, read_once=True)  # actions per state at evaluation
     tau: float = number(0.005, above=0, most=1)  # step of the target networks
-    exploration_noise: float = 0.1  # std of the noise when collecting online
-
-
-def soft_min(q: Tensor, lam: float) -> Tensor:
-    """lam * min + (1 - lam) * max over the critics, which come first."""
-    return torch.lerp(q.amax(0), q.amin(0), lam)
+    exploration_noise: float = number(0.1, least=0)  # std of the noise when collecting online
 
 
 def perturbed(action: Tensor, perturbation: Tensor, phi: float) -> Tensor:
@@ -71,16 +64,9 @@ class BCQ(Learner):
 
     def __init__(self, cfg: BCQConfig, spec: Spec):
         super().__init__(cfg, spec)
-        require(0.0 < cfg.tau <= 1.0, f"algo.tau is {cfg.tau}; it has to be in (0, 1], for example algo.tau=0.005.")
-        require(0.0 <= cfg.phi <= 1.0, f"algo.phi is {cfg.phi}; it has to be in [0, 1], for example algo.phi=0.05.")
-        require(0.0 <= cfg.lam <= 1.0, f"algo.lam is {cfg.lam}; it has to be in [0, 1], for example algo.lam=0.75.")
-        require(cfg.kl_weight >= 0.0, f"algo.kl_weight is {cfg.kl_weight}; use 0 or more, as algo.kl_weight=0.5.")
-        require(cfg.exploration_noise >= 0.0, f"algo.exploration_noise is {cfg.exploration_noise}; use 0 or more.")
-        for name in ("candidates", "eval_candidates"):
-            require(getattr(cfg, name) >= 1, f"algo.{name} is {getattr(cfg, name)}; use 1 or more, as algo.{name}=10.")
         obs_dim, action_dim = spec.obs_dim, spec.action_dim
         self.vae = VAE(obs_dim, action_dim, cfg.vae_hidden)
-        self.policy = DeterministicActor(obs_dim + action_dim, action_dim, cfg.actor_layers)  # xi(s, b)
+        self.policy = Deterministic(obs_dim + action_dim, action_dim, cfg.actor_layers)  # xi(s, b)
         self.critic = Critic(obs_dim, action_dim, cfg.critic_layers)
         self.target_policy, self.target_critic = target_of(self.policy), target_of(self.critic)
         self.register_buffer("eval_latents", self.vae.draw(cfg.eval_candidates))
@@ -95,7 +81,7 @@ class BCQ(Learner):
         latents = self.vae.draw(self.cfg.candidates) if explore else self.eval_latents
         action = by_blocks(lambda block: self._best(block, latents), self.normalize(obs), len(latents))
         if explore:
-            action = (action + self.cfg.exploration_noise * torch.randn_like(action)).clamp(-1.0, 1.0)
+            action = with_noise(action, self.cfg.exploration_noise)
         return action
 
     def _best(self, obs: Tensor, latents: Tensor) -> Tensor:
@@ -105,7 +91,7 @@ class BCQ(Learner):
         best = self.critic(rows, action, members=slice(1)).view(len(latents), -1).argmax(0)
         return action.view(len(latents), *obs.shape[:1], -1)[best, torch.arange(len(obs), device=obs.device)]
 
-    def _propose(self, obs: Tensor, latent: Tensor, actor: DeterministicActor) -> tuple[Tensor, Tensor]:
+    def _propose(self, obs: Tensor, latent: Tensor, actor: Deterministic) -> tuple[Tensor, Tensor]:
         """Perturbed actions of the behaviour model, and their perturbations in [-1, 1]."""
         with torch.no_grad():
             action = torch.tanh(self.vae.decode(obs, latent))

@@ -26,16 +26,13 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-from rlx.algos.bcq import soft_min
-from rlx.algos.td3_bc import critic_loss
 from rlx.compiling import compilable
-from rlx.errors import require
 from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
-from rlx.nn import Adam, Critic, GaussianActor, polyak, target_of
+from rlx.losses import critic_loss, soft_min
+from rlx.nn import VAE, Adam, Critic, SquashedGaussian, by_blocks, polyak, target_of, vae_loss
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
-from rlx.vae import VAE, by_blocks, vae_loss
 
 LOG_MULTIPLIER_MIN, LOG_MULTIPLIER_MAX = -5.0, 10.0
 
@@ -57,17 +54,17 @@ class BEARConfig(ActorCriticConfig):
     vae_lr: float = 1e-3
     multiplier_lr: float = 1e-3
     vae_hidden: list[int] = field(default_factory=lambda: [750, 750])
-    kl_weight: float = 0.5  # of the latent's divergence against the reconstruction
+    kl_weight: float = number(0.5, least=0)  # of the latent's divergence against the reconstruction
     kernel: Kernel = Kernel.laplacian  # of the MMD: laplacian or gaussian
-    sigma: float = 20.0  # width of the kernel; 10 for Hopper and HalfCheetah
-    noise_clip: float | None = 0.5  # bound of the noise of the policy's actions in the actor's loss; None: none
-    mmd_samples: int = 5  # actions of the policy, and of the behaviour model, behind one MMD
-    epsilon: float = 0.05  # MMD that the policy may have
-    multiplier: float = number(1.0, read_once=True)  # first weight of the MMD
-    warmup_updates: int = 5_000  # updates in which the policy follows the MMD alone
-    lam: float = 0.75  # weight of the smaller critic in a target
-    candidates: int = 10  # actions per next state
-    eval_candidates: int = number(10, read_once=True)  # actions per state at evaluation
+    sigma: float = number(20.0, above=0)  # width of the kernel; 10 for Hopper and HalfCheetah
+    noise_clip: float | None = number(0.5, above=0)  # of the policy's actions in the actor's loss; None: not clipped
+    mmd_samples: int = number(5, least=1)  # actions of the policy, and of the behaviour model, behind one MMD
+    epsilon: float = number(0.05, above=0)  # MMD that the policy may have
+    multiplier: float = number(1.0, above=0, read_once=True)  # first weight of the MMD
+    warmup_updates: int = number(5_000, least=0)  # updates in which the policy follows the MMD alone
+    lam: float = number(0.75, least=0, most=1)  # weight of the smaller critic in a target
+    candidates: int = number(10, least=1)  # actions per next state
+    eval_candidates: int = number(10, least=1, read_once=True)  # actions per state at evaluation
     tau: float = number(0.005, above=0, most=1)  # step of the target networks
 
 
@@ -95,7 +92,7 @@ def bear_loss(q: Tensor | None, distance: Tensor, multiplier: Tensor) -> tuple[T
     return loss, {"loss/actor": loss.detach(), "policy/mmd": distance.detach().mean()}
 
 
-def multiplier_loss(log_multiplier: Tensor, distance: Tensor, epsilon: float) -> tuple[Tensor, Metrics]:
+def mmd_multiplier_loss(log_multiplier: Tensor, distance: Tensor, epsilon: float) -> tuple[Tensor, Metrics]:
     """Raises the multiplier while the MMD is above epsilon."""
     multiplier = log_multiplier.exp()
     loss = -multiplier * (distance.detach().mean() - epsilon)
@@ -110,9 +107,8 @@ class BEAR(Learner):
 
     def __init__(self, cfg: BEARConfig, spec: Spec):
         super().__init__(cfg, spec)
-        check(cfg)
         self.vae = VAE(spec.obs_dim, spec.action_dim, cfg.vae_hidden)
-        self.policy = GaussianActor(spec.obs_dim, spec.action_dim, cfg.actor_layers)
+        self.policy = SquashedGaussian(spec.obs_dim, spec.action_dim, cfg.actor_layers)
         self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.critic_layers)
         self.target_policy, self.target_critic = target_of(self.policy), target_of(self.critic)
         self.log_multiplier = torch.nn.Parameter(torch.tensor(math.log(cfg.multiplier)))
@@ -183,7 +179,7 @@ class BEAR(Learner):
         return loss, distance.detach(), metrics
 
     def _update_multiplier(self, distance: Tensor) -> Metrics:
-        loss, metrics = multiplier_loss(self.log_multiplier, distance, self.cfg.epsilon)
+        loss, metrics = mmd_multiplier_loss(self.log_multiplier, distance, self.cfg.epsilon)
         self.optimizers["multiplier"].minimize(loss)
         with torch.no_grad():
             self.log_multiplier.clamp_(LOG_MULTIPLIER_MIN, LOG_MULTIPLIER_MAX)
@@ -195,18 +191,3 @@ def samples(gaussian: tuple[Tensor, Tensor], n: int, clip: float | None = None) 
     mean, log_std = gaussian
     noise = torch.randn(n, *mean.shape, device=mean.device)
     return mean + log_std.exp() * (noise if clip is None else noise.clamp_(-clip, clip))
-
-
-def check(cfg: BEARConfig) -> None:
-    """Refuse settings that cannot work."""
-    require(0.0 < cfg.tau <= 1.0, f"algo.tau is {cfg.tau}; it has to be in (0, 1], for example algo.tau=0.005.")
-    require(0.0 <= cfg.lam <= 1.0, f"algo.lam is {cfg.lam}; it has to be in [0, 1], for example algo.lam=0.75.")
-    for name, example in (("sigma", 20.0), ("epsilon", 0.05), ("multiplier", 1.0)):
-        value = getattr(cfg, name)
-        require(value > 0.0, f"algo.{name} is {value}; it has to be positive, for example algo.{name}={example}.")
-    clip = cfg.noise_clip
-    require(clip is None or clip > 0.0, f"algo.noise_clip is {clip}; it has to be positive, as 0.5, or null for none.")
-    require(cfg.kl_weight >= 0.0, f"algo.kl_weight is {cfg.kl_weight}; use 0 or more, as algo.kl_weight=0.5.")
-    require(cfg.warmup_updates >= 0, f"algo.warmup_updates is {cfg.warmup_updates}; use 0 for none, or more.")
-    for name in ("mmd_samples", "candidates", "eval_candidates"):
-        require(getattr(cfg, name) >= 1, f"algo.{name} is {getattr(cfg, name)}; use 1 or more, as algo.{name}=10.")

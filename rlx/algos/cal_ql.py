@@ -27,6 +27,7 @@ from torch import Tensor
 
 from rlx.algos.cql import CQL, CQLConfig
 from rlx.errors import UserError
+from rlx.fields import number
 from rlx.types import Batch, Metrics
 
 
@@ -35,7 +36,7 @@ class CalQLConfig(CQLConfig):
     _target_: str = "rlx.algos.cal_ql.CalQL"
     name: str = "cal_ql"
     max_q_backup: bool = True  # bootstrap from the best of n_actions
-    bc_updates: int = 0  # updates of imitation before the policy follows the critics
+    bc_updates: int = number(0, least=0)  # updates of imitation before the policy follows the critics
 
 
 def calibrated(q: Tensor, mc_return: Tensor) -> tuple[Tensor, Metrics]:

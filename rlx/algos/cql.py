@@ -20,13 +20,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlx.algos.sac import actor_loss, alpha_loss
-from rlx.algos.td3_bc import critic_loss
 from rlx.compiling import compilable
 from rlx.errors import require
 from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
-from rlx.nn import Adam, Critic, GaussianActor, polyak, squashed_sample, target_of
+from rlx.losses import alpha_loss, critic_loss, soft_actor_loss
+from rlx.nn import Adam, Critic, SquashedGaussian, polyak, squashed_sample, target_of
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
@@ -40,14 +39,14 @@ class CQLConfig(ActorCriticConfig):
     actor_lr: float = 1e-4
     critic_lr: float = 3e-4
     alpha_lr: float = 1e-4
-    alpha: float = number(1.0, read_once=True)  # first value of the temperature
+    alpha: float = number(1.0, above=0, read_once=True)  # first value of the temperature
     tau: float = number(0.005, above=0, most=1)  # step of the target critics
-    weight: float = 5.0  # of the conservative gap; 5 or 10 for locomotion
-    n_actions: int = 10  # of each of the three kinds of actions in the gap
-    lagrange_threshold: float | None = None  # the gap that a learned multiplier allows; None: weight alone
+    weight: float = number(5.0, least=0)  # of the conservative gap; 5 or 10 for locomotion
+    n_actions: int = number(10, least=1)  # of each of the three kinds of actions in the gap
+    lagrange_threshold: float | None = number(None, least=0)  # gap that a learned multiplier allows; None: weight alone
     max_q_backup: bool = False  # bootstrap from the best of n_actions
     backup_entropy: bool = False  # entropy bonus in the target
-    bc_updates: int = 1_000  # updates of imitation before the policy follows the critics; paper: 40,000 of a million
+    bc_updates: int = number(1_000, least=0)  # updates of imitation first; paper: 40,000 of a million
 
 
 def cql_loss(
@@ -62,7 +61,7 @@ def cql_loss(
     return loss, gap.detach(), {"loss/conservative": loss.detach(), "q/gap": gap.detach().mean()}
 
 
-def multiplier_loss(log_multiplier: Tensor, gap: Tensor, weight: float, threshold: float) -> tuple[Tensor, Metrics]:
+def gap_multiplier_loss(log_multiplier: Tensor, gap: Tensor, weight: float, threshold: float) -> tuple[Tensor, Metrics]:
     """Raises the multiplier while the weighted gap is above its threshold."""
     multiplier = log_multiplier.exp().clamp(max=MAX_MULTIPLIER)
     loss = -multiplier * (weight * gap - threshold).mean()
@@ -83,21 +82,12 @@ class CQL(Learner):
 
     def __init__(self, cfg: CQLConfig, spec: Spec):
         super().__init__(cfg, spec)
-        require(0.0 < cfg.tau <= 1.0, f"algo.tau is {cfg.tau}; it has to be in (0, 1], for example algo.tau=0.005.")
-        require(cfg.alpha > 0.0, f"algo.alpha is {cfg.alpha}; a temperature is positive, for example algo.alpha=1.0.")
-        require(cfg.weight >= 0.0, f"algo.weight is {cfg.weight}; use 0 for plain SAC or more, as algo.weight=5.")
-        require(cfg.n_actions >= 1, f"algo.n_actions is {cfg.n_actions}; use 1 or more, as 10.")
-        require(cfg.bc_updates >= 0, f"algo.bc_updates is {cfg.bc_updates}; use 0 for no imitation, or more.")
         require(
             not (cfg.max_q_backup and cfg.backup_entropy),
             "algo.max_q_backup bootstraps from values alone; drop it, or set algo.backup_entropy=false.",
         )
         threshold = cfg.lagrange_threshold
-        require(
-            threshold is None or threshold >= 0.0,
-            f"algo.lagrange_threshold is {threshold}; use 0 or more, as 5, or null for a fixed weight.",
-        )
-        self.policy = GaussianActor(spec.obs_dim, spec.action_dim, cfg.actor_layers)
+        self.policy = SquashedGaussian(spec.obs_dim, spec.action_dim, cfg.actor_layers)
         self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.critic_layers)
         self.target_critic = target_of(self.critic)
         self.online, self.targets = list(self.critic.parameters()), list(self.target_critic.parameters())
@@ -127,7 +117,7 @@ class CQL(Learner):
         self.optimizers["critic"].minimize(loss)
         if self.cfg.lagrange_threshold is not None:
             threshold = self._threshold(self.cfg.lagrange_threshold)
-            loss, found = multiplier_loss(self.log_multiplier, gap, self.cfg.weight, threshold)
+            loss, found = gap_multiplier_loss(self.log_multiplier, gap, self.cfg.weight, threshold)
             self.optimizers["multiplier"].minimize(loss)
             metrics |= found
 
@@ -198,5 +188,5 @@ class CQL(Learner):
             score = self.policy.log_prob(batch.obs, batch.action)
         else:
             score = self.critic(batch.obs, action, frozen=True).min(0).values
-        loss, metrics = actor_loss(score, log_prob, alpha)
+        loss, metrics = soft_actor_loss(score, log_prob, alpha)
         return loss, log_prob.detach(), metrics

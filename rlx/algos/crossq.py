@@ -6,7 +6,7 @@
     actor        min alpha * log pi(a|s) - min_i Q_i(s, a),  a ~ pi(s);  every `policy_delay` updates
 
 So the statistics of a batch are those of both actions, which is what lets the target networks go. a' and the Q of the
-actor's loss use the running statistics (see batchrenorm.py). Wide critics, a large learning rate and a small beta1 of
+actor's loss use the running statistics (see rlx/nn/norm.py). Wide critics, a large learning rate and a small beta1 of
 Adam (of actor and critics; the temperature has the usual one) belong to the method.
 """
 
@@ -18,13 +18,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rlx.algos.sac import actor_loss, alpha_loss, critic_loss
-from rlx.batchrenorm import RenormMLP
 from rlx.compiling import compilable
-from rlx.errors import require
 from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
-from rlx.nn import Adam, SquashedSample, gaussian, noise_like, squashed_sample
+from rlx.losses import alpha_loss, critic_loss, soft_actor_loss
+from rlx.nn import Adam, RenormMLP, SquashedSample, gaussian, noise_like, squashed_sample
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
@@ -33,19 +31,20 @@ from rlx.types import Batch, Metrics, Spec
 class CrossQConfig(ActorCriticConfig):
     _target_: str = "rlx.algos.crossq.CrossQ"
     name: str = "crossq"
+    batch_size: int = number(256, least=2)  # the statistics of a batch need two rows
     critic_hidden: list[int] | None = field(default_factory=lambda: [2048, 2048])  # None: as `hidden`
     actor_lr: float = 1e-3
     critic_lr: float = 1e-3
     alpha_lr: float = 1e-3
-    beta1: float = number(0.5, read_once=True)  # of Adam, for the actor and the critics
-    alpha: float = number(1.0, read_once=True)  # the temperature, or its first value
+    beta1: float = number(0.5, least=0, below=1, read_once=True)  # of Adam, for the actor and the critics
+    alpha: float = number(1.0, above=0, read_once=True)  # the temperature, or its first value
     learn_alpha: bool = True  # move the temperature towards the target entropy
     target_entropy: float | None = number(None, read_once=True)  # None: -dim(A)
     policy_delay: int = number(3, least=1)  # updates of the critics per update of the actor and the temperature
-    renorm_warmup: int = 100_000  # passes of a network before batch renormalisation; plain batch normalisation so far
+    renorm_warmup: int = number(100_000, least=0)  # passes with plain batch normalisation before renormalisation
 
 
-class Actor(torch.nn.Module):
+class RenormGaussian(torch.nn.Module):
     """A tanh-Gaussian policy on a batch-renormalised network."""
 
     def __init__(self, obs_dim: int, action_dim: int, hidden: list[int]):
@@ -79,14 +78,7 @@ class CrossQ(Learner):
 
     def __init__(self, cfg: CrossQConfig, spec: Spec):
         super().__init__(cfg, spec)
-        require(cfg.alpha > 0.0, f"algo.alpha is {cfg.alpha}; a temperature is positive, for example algo.alpha=0.2.")
-        require(
-            0.0 <= cfg.beta1 < 1.0, f"algo.beta1 is {cfg.beta1}; it has to be in [0, 1), for example algo.beta1=0.5."
-        )
-        require(cfg.policy_delay >= 1, f"algo.policy_delay is {cfg.policy_delay}; use 1 or more, as 3.")
-        require(cfg.renorm_warmup >= 0, f"algo.renorm_warmup is {cfg.renorm_warmup}; use 0 or more, as 100000.")
-        require(cfg.batch_size >= 2, f"algo.batch_size is {cfg.batch_size}; statistics of a batch need 2 or more.")
-        self.policy = Actor(spec.obs_dim, spec.action_dim, cfg.actor_layers)
+        self.policy = RenormGaussian(spec.obs_dim, spec.action_dim, cfg.actor_layers)
         self.critic = RenormMLP([spec.obs_dim + spec.action_dim, *cfg.critic_layers, 1], ensemble=2)
         self.log_alpha = torch.nn.Parameter(torch.tensor(math.log(cfg.alpha)))
         self.target_entropy = -float(spec.action_dim) if cfg.target_entropy is None else cfg.target_entropy
@@ -130,10 +122,11 @@ class CrossQ(Learner):
             both = torch.cat([now, torch.cat([batch.next_obs, next_action], -1)])
         q, next_q = self.critic.learn(both, renorm).squeeze(-1).chunk(2, 1)  # [2, B] each
         next_value = next_q.detach().amin(0) - alpha * next_log_prob
-        return critic_loss(q, td_target(batch.reward, batch.discount, batch.terminated, next_value))
+        target = td_target(batch.reward, batch.discount, batch.terminated, next_value)
+        return critic_loss(q, target, coef=0.5)
 
     def _actor_loss(self, obs: Tensor, alpha: Tensor, renorm: bool) -> tuple[Tensor, Tensor, Metrics]:
         action, log_prob = self.policy.learn(obs, renorm)
         q = self.critic(obs, action).squeeze(-1).min(0).values
-        loss, metrics = actor_loss(q, log_prob, alpha)
+        loss, metrics = soft_actor_loss(q, log_prob, alpha)
         return loss, log_prob.detach(), metrics

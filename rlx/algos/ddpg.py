@@ -15,13 +15,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlx.algos.td3 import actor_loss, explored
-from rlx.algos.td3_bc import critic_loss
 from rlx.compiling import compilable
-from rlx.errors import require
 from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
-from rlx.nn import Adam, Critic, DeterministicActor, polyak, target_of
+from rlx.losses import critic_loss, dpg_loss, with_noise
+from rlx.nn import Adam, Critic, Deterministic, polyak, target_of
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
@@ -33,7 +31,7 @@ class DDPGConfig(ActorCriticConfig):
     actor_lr: float = 1e-3
     critic_lr: float = 1e-3
     tau: float = number(0.005, above=0, most=1)  # step of the target networks
-    exploration_noise: float = 0.1  # std of the noise when collecting
+    exploration_noise: float = number(0.1, least=0)  # std of the noise when collecting
 
 
 class DDPG(Learner):
@@ -43,10 +41,7 @@ class DDPG(Learner):
 
     def __init__(self, cfg: DDPGConfig, spec: Spec):
         super().__init__(cfg, spec)
-        require(0.0 < cfg.tau <= 1.0, f"algo.tau is {cfg.tau}; it has to be in (0, 1], for example algo.tau=0.005.")
-        noise = cfg.exploration_noise
-        require(noise >= 0.0, f"algo.exploration_noise is {noise}; use 0 for none, or more.")
-        self.policy = DeterministicActor(spec.obs_dim, spec.action_dim, cfg.actor_layers)
+        self.policy = Deterministic(spec.obs_dim, spec.action_dim, cfg.actor_layers)
         self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.critic_layers, n=1)
         self.target_policy, self.target_critic = target_of(self.policy), target_of(self.critic)
         self.online = [*self.policy.parameters(), *self.critic.parameters()]
@@ -59,7 +54,7 @@ class DDPG(Learner):
     @torch.no_grad()
     def act(self, obs: Tensor, explore: bool) -> Tensor:
         action = self.policy(self.normalize(obs))
-        return explored(action, self.cfg.exploration_noise) if explore else action
+        return with_noise(action, self.cfg.exploration_noise) if explore else action
 
     def update(self, batch: Batch) -> Metrics:
         self.updates += 1
@@ -81,4 +76,4 @@ class DDPG(Learner):
         return critic_loss(self.critic(batch.obs, batch.action), target)
 
     def _actor_loss(self, obs: Tensor) -> tuple[Tensor, Metrics]:
-        return actor_loss(self.critic(obs, self.policy(obs), frozen=True)[0])
+        return dpg_loss(self.critic(obs, self.policy(obs), frozen=True)[0])

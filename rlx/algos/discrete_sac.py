@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from rlx.compiling import compilable
-from rlx.errors import require
 from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
+from rlx.losses import alpha_loss
 from rlx.nn import MLP, Adam, polyak, target_of
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
@@ -33,32 +33,26 @@ class DiscreteSACConfig(ActorCriticConfig):
     actor_lr: float = 3e-4
     critic_lr: float = 3e-4
     alpha_lr: float = 3e-4
-    adam_eps: float = number(1e-4, read_once=True)  # of the actor and the critics
-    alpha: float = number(1.0, read_once=True)  # the temperature, or its first value
+    adam_eps: float = number(1e-4, above=0, read_once=True)  # of the actor and the critics
+    alpha: float = number(1.0, above=0, read_once=True)  # the temperature, or its first value
     learn_alpha: bool = True  # move the temperature towards the target entropy
-    target_entropy_scale: float = number(0.5, read_once=True)  # target entropy as a share of log|A|
+    target_entropy_scale: float = number(0.5, least=0, below=1, read_once=True)  # target entropy as a share of log|A|
     tau: float = number(0.005, above=0, most=1)  # step of the target critics
 
 
-def critic_loss(q: Tensor, target: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Metrics]:
+def weighted_critic_loss(q: Tensor, target: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Metrics]:
     """Squared error of both critics [2, B] against one target [B], summed over the critics."""
     error = (q - target).square()
     loss = 0.5 * len(q) * (error if weight is None else weight * error).mean()
     return loss, {"loss/critic": loss.detach(), "q/mean": q.detach().mean(), "q/target": target.mean()}
 
 
-def actor_loss(log_pi: Tensor, q: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor, Metrics]:
+def expected_actor_loss(log_pi: Tensor, q: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor, Metrics]:
     """Expected alpha * log pi - Q over the actions [B, A], and the mean entropy."""
     pi = log_pi.exp()
     loss = (pi * (alpha * log_pi - q)).sum(-1).mean()
     entropy = -(pi * log_pi).detach().sum(-1).mean()
     return loss, entropy, {"loss/actor": loss.detach(), "policy/entropy": entropy}
-
-
-def alpha_loss(log_alpha: Tensor, entropy: Tensor, target_entropy: float) -> tuple[Tensor, Metrics]:
-    """Raises alpha while the policy's entropy is below its target."""
-    loss = log_alpha * (entropy - target_entropy)
-    return loss, {"loss/alpha": loss.detach(), "policy/alpha": log_alpha.detach().exp()}
 
 
 class DiscreteSAC(Learner):
@@ -69,13 +63,6 @@ class DiscreteSAC(Learner):
 
     def __init__(self, cfg: DiscreteSACConfig, spec: Spec):
         super().__init__(cfg, spec)
-        require(0.0 < cfg.tau <= 1.0, f"algo.tau is {cfg.tau}; it has to be in (0, 1], for example algo.tau=0.005.")
-        require(cfg.alpha > 0.0, f"algo.alpha is {cfg.alpha}; a temperature is positive, for example algo.alpha=0.2.")
-        require(cfg.adam_eps > 0.0, f"algo.adam_eps is {cfg.adam_eps}; it has to be positive, as 1e-4.")
-        require(
-            0.0 <= cfg.target_entropy_scale < 1.0,
-            f"algo.target_entropy_scale is {cfg.target_entropy_scale}; it is a share of log|A| in [0, 1), as 0.5.",
-        )
         self.policy = MLP([spec.obs_dim, *cfg.actor_layers, spec.action_dim])
         self.critic = MLP([spec.obs_dim, *cfg.critic_layers, spec.action_dim], ensemble=2)
         self.target_critic = target_of(self.critic)
@@ -109,7 +96,7 @@ class DiscreteSAC(Learner):
         loss, entropy, actor_metrics = self._actor_loss(batch.obs, alpha)
         self.optimizers["actor"].minimize(loss)
 
-        loss, alpha_metrics = alpha_loss(self.log_alpha, entropy, self.target_entropy)
+        loss, alpha_metrics = alpha_loss(self.log_alpha, -entropy, self.target_entropy)
         if self.cfg.learn_alpha:
             self.optimizers["alpha"].minimize(loss)
         polyak(self.target_critic.parameters(), self.critic.parameters(), self.cfg.tau)
@@ -123,10 +110,10 @@ class DiscreteSAC(Learner):
             target = td_target(batch.reward, batch.discount, batch.terminated, next_value)
         q = self.critic(batch.obs)  # [2, B, A]
         q = q.gather(-1, batch.action.expand(2, -1).unsqueeze(-1)).squeeze(-1)
-        loss, metrics = critic_loss(q, target, batch.weight)
+        loss, metrics = weighted_critic_loss(q, target, batch.weight)
         return loss, None if batch.index is None else (q.detach() - target).abs().mean(0), metrics
 
     def _actor_loss(self, obs: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor, Metrics]:
         with torch.no_grad():
             q = self.critic(obs).amin(0)
-        return actor_loss(self.policy(obs).log_softmax(-1), q, alpha)
+        return expected_actor_loss(self.policy(obs).log_softmax(-1), q, alpha)

@@ -19,11 +19,9 @@ import torch
 from torch import Tensor
 
 from rlx.compiling import compilable
-from rlx.distributions import Perceptron
-from rlx.errors import require
 from rlx.fields import number
 from rlx.learner import AlgoConfig, Learner
-from rlx.nn import Adam, initialize, polyak, target_of
+from rlx.nn import Adam, Perceptron, initialize, polyak, target_of
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
@@ -32,17 +30,17 @@ from rlx.types import Batch, Metrics, Spec
 class DQNConfig(AlgoConfig):
     _target_: str = "rlx.algos.dqn.DQN"
     name: str = "dqn"
-    batch_size: int = 32
+    batch_size: int = number(32, least=1)
     hidden: list[int] = field(default_factory=lambda: [64, 64])
     lr: float = 5e-4
-    max_grad_norm: float = 10.0  # the gradient is clipped to this norm
+    max_grad_norm: float = number(10.0, above=0)  # the gradient is clipped to this norm
     double: bool = False  # choose the next action by Q, value it by Q'
     dueling: bool = False  # Q as a value and advantages
-    target_interval: int = 500  # updates between two moves of Q'
+    target_interval: int = number(500, least=1)  # updates between two moves of Q'
     tau: float = number(1.0, above=0, most=1)  # how far Q' then moves; 1 copies Q
-    epsilon: float = 1.0  # probability of a random action at the start
-    epsilon_end: float = 0.05  # and at the end
-    epsilon_steps: int = 10_000  # env steps of the policy in between; 0: epsilon stays, or follows a schedule
+    epsilon: float = number(1.0, least=0, most=1)  # probability of a random action at the start
+    epsilon_end: float = number(0.05, least=0, most=1)  # and at the end
+    epsilon_steps: int = number(10_000, least=0)  # env steps in between; 0: epsilon stays, or follows a schedule
 
 
 def huber_gradient(q: Tensor, action: Tensor, target: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor, Metrics]:
@@ -96,16 +94,9 @@ class DQN(Learner):
 
     def __init__(self, cfg: DQNConfig, spec: Spec):
         super().__init__(cfg, spec)
-        require(0.0 < cfg.tau <= 1.0, f"algo.tau is {cfg.tau}; it has to be in (0, 1], for example algo.tau=1.")
-        require(cfg.target_interval >= 1, f"algo.target_interval is {cfg.target_interval}; use 1 or more, as 500.")
-        require(cfg.max_grad_norm > 0.0, f"algo.max_grad_norm is {cfg.max_grad_norm}; a norm is positive, as 10.")
-        require(cfg.epsilon_steps >= 0, f"algo.epsilon_steps is {cfg.epsilon_steps}; use 0 or more, as 10000.")
-        for name, value in (("epsilon", cfg.epsilon), ("epsilon_end", cfg.epsilon_end)):
-            require(0.0 <= value <= 1.0, f"algo.{name} is {value}; a probability is in [0, 1].")
         self.q = QNetwork(spec.obs_dim, spec.action_dim, cfg.hidden, cfg.dueling)
         self.target_q = target_of(self.q)
         self.optimizers = {"q": Adam(self.q.parameters(), cfg.lr)}
-        self.explored = 0  # env steps of the policy
         # All gradients lie in one vector, so that clipping their norm takes few operations.
         params = list(self.q.parameters())
         self._grad = torch.zeros(sum(p.numel() for p in params))
@@ -123,7 +114,6 @@ class DQN(Learner):
         if not explore:
             return action
         at_random = torch.rand(len(obs), device=obs.device) < self.epsilon
-        self.explored += len(obs)
         return torch.where(at_random, torch.randint_like(action, self.spec.action_dim), action)
 
     def update(self, batch: Batch) -> Metrics:
@@ -150,10 +140,3 @@ class DQN(Learner):
         self.q.backward(trace, self.q.head_gradient(grad), self._grads)
         self._grad.mul_((self.cfg.max_grad_norm / (self._grad.norm() + 1e-6)).clamp_(max=1.0))
         return error.abs_(), metrics
-
-    def counters(self) -> dict[str, int]:
-        return {**super().counters(), "explored": self.explored}
-
-    def load_counters(self, saved: dict[str, int]) -> None:
-        super().load_counters(saved)
-        self.explored = saved["explored"]

@@ -21,13 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlx.algos.bc import GaussianPolicy
-from rlx.algos.td3_bc import critic_loss
 from rlx.compiling import compilable
-from rlx.errors import require
 from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
-from rlx.nn import MLP, Adam, Critic, polyak, target_of
+from rlx.losses import critic_loss
+from rlx.nn import MLP, Adam, BoundedGaussian, Critic, polyak, target_of
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
@@ -39,12 +37,12 @@ class IQLConfig(ActorCriticConfig):
     actor_lr: float = 3e-4
     critic_lr: float = 3e-4
     value_lr: float = 3e-4
-    expectile: float = 0.7  # 0.5 values the behaviour policy, towards 1 the best actions of the data
-    beta: float = 3.0  # inverse temperature of the advantages; 0 is cloning
-    max_weight: float = 100.0  # bound of the weights
-    dropout: float = number(0.0, read_once=True)  # of the policy
+    expectile: float = number(0.7, above=0, below=1)  # 0.5 values the behaviour policy, towards 1 its best actions
+    beta: float = number(3.0, least=0)  # inverse temperature of the advantages; 0 is cloning
+    max_weight: float = number(100.0, above=0)  # bound of the weights
+    dropout: float = number(0.0, least=0, below=1, read_once=True)  # of the policy
     tau: float = number(0.005, above=0, most=1)  # step of the target critics
-    actor_decay_updates: int | None = None  # the actor's learning rate falls to 0 along a cosine; None: it stays
+    actor_decay_updates: int | None = number(None, least=1)  # the actor's lr falls to 0 along a cosine; None: it stays
 
 
 def expectile_loss(q: Tensor, value: Tensor, expectile: float) -> tuple[Tensor, Metrics]:
@@ -79,16 +77,8 @@ class IQL(Learner):
 
     def __init__(self, cfg: IQLConfig, spec: Spec):
         super().__init__(cfg, spec)
-        require(0.0 < cfg.expectile < 1.0, f"algo.expectile is {cfg.expectile}; it has to be in (0, 1), as 0.7.")
-        require(cfg.beta >= 0.0, f"algo.beta is {cfg.beta}; use 0 for cloning or more, for example algo.beta=3.")
-        require(cfg.max_weight > 0.0, f"algo.max_weight is {cfg.max_weight}; it has to be positive, as 100.")
-        require(0.0 < cfg.tau <= 1.0, f"algo.tau is {cfg.tau}; it has to be in (0, 1], for example algo.tau=0.005.")
-        require(
-            cfg.actor_decay_updates is None or cfg.actor_decay_updates >= 1,
-            f"algo.actor_decay_updates is {cfg.actor_decay_updates}; give 1 or more, or null for no decay.",
-        )
         start: dict[str, Any] = {"init": "orthogonal", "final_gain": math.sqrt(2.0)}
-        self.policy = GaussianPolicy(spec.obs_dim, spec.action_dim, cfg.actor_layers, dropout=cfg.dropout, **start)
+        self.policy = BoundedGaussian(spec.obs_dim, spec.action_dim, cfg.actor_layers, dropout=cfg.dropout, **start)
         self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.critic_layers, **start)
         self.target_critic = target_of(self.critic)
         self.online, self.targets = list(self.critic.parameters()), list(self.target_critic.parameters())

@@ -11,28 +11,23 @@ one batch, with the policy that collected it. A truncated episode bootstraps fro
 Deviations: observation statistics move between rollouts, not within them, so that acting and learning see the same
 numbers; advantages are divided by the population std, so that a minibatch of one row gives zero and not nan.
 
-Rewards are normalised by reward=running_norm. What stands before `policy_loss` serves A2C and TRPO as well.
+Rewards are normalised by reward=running_norm.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from rlx.compiling import compilable
-from rlx.distributions import Perceptron, Policy
-from rlx.errors import require
 from rlx.fields import number
-from rlx.learner import ActorCriticConfig, AlgoConfig, Learner
-from rlx.nn import Adam
-from rlx.returns import gae
+from rlx.learner import ActorCriticConfig, Learner
+from rlx.losses import Experience, approximate_kl, experience, explained_variance, standardized
+from rlx.nn import OBS_CLIP, ActionHead, Adam, Perceptron, running_moments
 from rlx.types import Metrics, Rollout, Spec
-
-CLIP = 10.0  # normalised observations stay within +-CLIP
 
 
 @dataclass
@@ -40,96 +35,19 @@ class PPOConfig(ActorCriticConfig):
     _target_: str = "rlx.algos.ppo.PPO"
     name: str = "ppo"
     lr: float = 3e-4
-    batch_size: int = 64  # rows of a minibatch
-    epochs: int = 10  # passes over each rollout
+    batch_size: int = number(64, least=1)  # rows of a minibatch
+    epochs: int = number(10, least=1)  # passes over each rollout
     hidden: list[int] = field(default_factory=lambda: [64, 64])
     activation: str = "tanh"
-    gae_lambda: float = 0.95
-    clip_range: float = 0.2  # how far the ratio may move before its gradient stops
-    clip_range_value: float | None = None  # the same for the value, in units of the return; None: no clipping
+    gae_lambda: float = number(0.95, least=0, most=1)
+    clip_range: float = number(0.2, above=0)  # how far the ratio may move before its gradient stops
+    clip_range_value: float | None = number(None, above=0)  # the same for values, in units of the return; None: none
     normalize_advantage: bool = True  # per minibatch
     entropy_coef: float = 0.0
-    value_coef: float = 0.5
-    max_grad_norm: float = 0.5  # of policy and value function together
-    target_kl: float | None = None  # stop the epochs once KL(old | new) of a minibatch exceeds 1.5 times this
+    value_coef: float = number(0.5, least=0)
+    max_grad_norm: float = number(0.5, above=0)  # of policy and value function together
+    target_kl: float | None = number(None, above=0)  # stop once KL(old | new) of a minibatch exceeds 1.5 times this
     log_std_init: float | None = number(None, read_once=True)  # None: a std of 1 in the env's units, or less
-
-
-RULES: dict[str, Callable[[float], bool]] = {
-    "positive": lambda x: x > 0,
-    "0 or more": lambda x: x >= 0,
-    "1 or more": lambda x: x >= 1,
-    "in [0, 1]": lambda x: 0 <= x <= 1,
-    "in (0, 1]": lambda x: 0 < x <= 1,
-    "in [0, 1)": lambda x: 0 <= x < 1,
-}
-
-
-def check_numbers(cfg: AlgoConfig, **rules: str) -> None:
-    """Refuse numbers that break one of the RULES."""
-    usual = type(cfg)()
-    for name, rule in rules.items():
-        value, example = getattr(cfg, name), getattr(usual, name)
-        fits = value is None or RULES[rule](value)
-        example = "null" if example is None else example
-        require(fits, f"algo.{name} is {value}; it has to be {rule}, for example algo.{name}={example}.")
-
-
-@torch.no_grad()
-def running_moments(x: Tensor, mean: Tensor, std: Tensor, count: Tensor) -> None:
-    """Fold the rows of x [n, ...] into the running mean and std of `count` rows, in place (Chan et al., 1979)."""
-    n, seen = len(x), count.clone()
-    count += n
-    var, batch_mean = torch.var_mean(x, 0, correction=0)
-    shift = batch_mean - mean
-    var = (std.square() * seen + var * n + shift.square() * (seen * n / count)) / count
-    mean += shift * (n / count)
-    std.copy_(var.sqrt().clamp_min_(1e-4))  # a constant feature is not blown up
-
-
-class ActorCritic(Protocol):
-    """What `experience` asks of a learner."""
-
-    policy: Policy
-    critic: Perceptron
-
-    @property
-    def cfg(self) -> AlgoConfig: ...
-
-    def normalize(self, obs: Tensor) -> Tensor: ...
-
-
-class Experience(NamedTuple):
-    """A rollout as rows, with everything that the policy which collected it says of them."""
-
-    obs: Tensor  # [T * N, obs_dim], normalised
-    action: Tensor  # [T * N, ...]
-    log_prob: Tensor  # [T * N], as are the rest
-    value: Tensor
-    advantage: Tensor
-    returns: Tensor
-
-
-@torch.no_grad()
-def experience(rollout: Rollout, learner: ActorCritic, lam: float) -> Experience:
-    """Values, log-probabilities and advantages of a rollout, by the policy that collected it."""
-    critic, discount = learner.critic, learner.cfg.discount
-    obs = learner.normalize(rollout.obs.flatten(0, 1)).flatten(1)
-    action = rollout.action.flatten(0, 1)
-    value = critic(obs).view_as(rollout.reward)
-    # V(next) is V of the following row, except at the end of the rollout and where an episode was cut off.
-    cut = rollout.truncated > rollout.terminated
-    cut[-1] = True
-    successor = critic(learner.normalize(rollout.next_obs[cut]).flatten(1)).squeeze(-1)
-    next_value = torch.cat([value[1:], value[-1:]]).masked_scatter_(cut, successor)
-    advantage, returns = gae(rollout.reward, value, next_value, rollout.terminated, rollout.truncated, discount, lam)
-    log_prob = learner.policy(obs).log_prob(action)
-    return Experience(obs, action, log_prob, value.flatten(), advantage.flatten(), returns.flatten())
-
-
-def standardized(advantage: Tensor) -> Tensor:
-    std, mean = torch.std_mean(advantage, correction=0)
-    return (advantage - mean) / (std + 1e-8)
 
 
 def policy_loss(log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, clip_range: float) -> tuple[Tensor, Tensor]:
@@ -153,20 +71,10 @@ def value_loss(value: Tensor, old_value: Tensor, returns: Tensor, clip_range: fl
     return torch.where(stuck, bound, error).square().mean(), error.masked_fill(stuck, 0.0).mul_(2.0 / len(error))
 
 
-def approximate_kl(log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
-    """KL(old | new) from samples of old: E[rho - 1 - log rho], never negative (Schulman, 2020)."""
-    log_ratio = log_prob - old_log_prob
-    return (log_ratio.exp() - 1.0 - log_ratio).mean()
-
-
-def explained_variance(value: Tensor, returns: Tensor) -> Tensor:
-    """1: the values predict the returns; 0: no better than a constant."""
-    return 1.0 - (returns - value).var(correction=0) / returns.var(correction=0).clamp_min(1e-8)
-
-
 class PPO(Learner):
     actions = ("box", "discrete", "multi_discrete")
     regimes = ("on_policy",)
+    reads = Rollout
     obs_mean: Tensor
     obs_std: Tensor
     obs_count: Tensor  # observations in these statistics so far
@@ -174,11 +82,7 @@ class PPO(Learner):
     def __init__(self, cfg: PPOConfig, spec: Spec):
         super().__init__(cfg, spec)
         self.cfg: PPOConfig = cfg
-        check_numbers(
-            cfg, max_grad_norm="positive", clip_range="positive", clip_range_value="positive", target_kl="positive",
-            epochs="1 or more", gae_lambda="in [0, 1]", value_coef="0 or more",
-        )  # fmt: skip
-        self.policy = Policy(spec, cfg.actor_layers, cfg.activation, cfg.log_std_init)
+        self.policy = ActionHead(spec, cfg.actor_layers, cfg.activation, cfg.log_std_init)
         self.critic = Perceptron([spec.obs_dim, *cfg.critic_layers, 1], cfg.activation, final_gain=1.0)
         if cfg.normalize_obs:
             self.register_buffer("obs_count", torch.zeros((), dtype=torch.int64))
@@ -191,7 +95,7 @@ class PPO(Learner):
         self._split = len(self.policy.trainable())
 
     def normalize(self, obs: Tensor) -> Tensor:
-        return super().normalize(obs).clamp(-CLIP, CLIP) if self.cfg.normalize_obs else obs
+        return super().normalize(obs).clamp(-OBS_CLIP, OBS_CLIP) if self.cfg.normalize_obs else obs
 
     @torch.no_grad()
     def act(self, obs: Tensor, explore: bool) -> Tensor:

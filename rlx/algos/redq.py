@@ -18,12 +18,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlx.algos.sac import actor_loss, alpha_loss, critic_loss
 from rlx.compiling import compilable
-from rlx.errors import require
 from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
-from rlx.nn import Adam, Critic, GaussianActor, polyak, target_of
+from rlx.losses import alpha_loss, critic_loss, soft_actor_loss
+from rlx.nn import Adam, Critic, SquashedGaussian, polyak, target_of
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
@@ -35,13 +34,13 @@ class REDQConfig(ActorCriticConfig):
     actor_lr: float = 3e-4
     critic_lr: float = 3e-4
     alpha_lr: float = 3e-4
-    alpha: float = number(1.0, read_once=True)  # the temperature, or its first value
+    alpha: float = number(1.0, above=0, read_once=True)  # the temperature, or its first value
     learn_alpha: bool = True  # move the temperature towards the target entropy
     target_entropy: float | None = number(None, read_once=True)  # None: -dim(A)
     tau: float = number(0.005, above=0, most=1)  # step of the target critics
     critics: int = number(10, least=1, read_once=True)  # size of the ensemble
     subset: int = number(2, least=1, most="critics")  # critics behind one target, drawn anew for every critic step
-    policy_delay: int = number(20, least=1)  # critic steps per step of the actor and the temperature
+    policy_delay: int = number(20, least=1)  # critic steps per step of actor and temperature: the updates per env step
 
 
 class REDQ(Learner):
@@ -51,15 +50,7 @@ class REDQ(Learner):
 
     def __init__(self, cfg: REDQConfig, spec: Spec):
         super().__init__(cfg, spec)
-        require(0.0 < cfg.tau <= 1.0, f"algo.tau is {cfg.tau}; it has to be in (0, 1], for example algo.tau=0.005.")
-        require(cfg.alpha > 0.0, f"algo.alpha is {cfg.alpha}; a temperature is positive, for example algo.alpha=0.2.")
-        require(cfg.critics >= 1, f"algo.critics is {cfg.critics}; an ensemble has at least 1, as algo.critics=10.")
-        require(
-            1 <= cfg.subset <= cfg.critics,
-            f"algo.subset is {cfg.subset} of algo.critics={cfg.critics}; take between 1 and {cfg.critics} of them.",
-        )
-        require(cfg.policy_delay >= 1, f"algo.policy_delay is {cfg.policy_delay}; use 1 or more, as 20.")
-        self.policy = GaussianActor(spec.obs_dim, spec.action_dim, cfg.actor_layers, init="xavier")
+        self.policy = SquashedGaussian(spec.obs_dim, spec.action_dim, cfg.actor_layers, init="xavier")
         self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.critic_layers, cfg.critics, init="xavier")
         self.target_critic = target_of(self.critic)
         self.online, self.targets = list(self.critic.parameters()), list(self.target_critic.parameters())
@@ -99,12 +90,12 @@ class REDQ(Learner):
             smallest = self.target_critic(batch.next_obs, next_action, members=members).amin(0)
             next_value = smallest - alpha * next_log_prob
             target = td_target(batch.reward, batch.discount, batch.terminated, next_value)
-        return critic_loss(self.critic(batch.obs, batch.action), target)
+        return critic_loss(self.critic(batch.obs, batch.action), target, coef=0.5)
 
     def _actor_loss(self, obs: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor, Metrics]:
         action, log_prob = self.policy.sample(obs)
         q = self.critic(obs, action, frozen=True).mean(0)
-        loss, metrics = actor_loss(q, log_prob, alpha)
+        loss, metrics = soft_actor_loss(q, log_prob, alpha)
         return loss, log_prob.detach(), metrics
 
     def _update_alpha(self, log_prob: Tensor) -> Metrics:

@@ -19,12 +19,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlx.algos.sac import actor_loss, alpha_loss, critic_loss
 from rlx.compiling import compilable
-from rlx.errors import require
 from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
-from rlx.nn import Adam, Critic, GaussianActor, polyak, target_of
+from rlx.losses import alpha_loss, critic_loss, soft_actor_loss
+from rlx.nn import Adam, Critic, SquashedGaussian, polyak, target_of
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
@@ -36,14 +35,14 @@ class RLPDConfig(ActorCriticConfig):
     actor_lr: float = 3e-4
     critic_lr: float = 3e-4
     alpha_lr: float = 3e-4
-    alpha: float = number(1.0, read_once=True)  # first value of the temperature
+    alpha: float = number(1.0, above=0, read_once=True)  # first value of the temperature
     target_entropy: float | None = number(None, read_once=True)  # None: -dim(A) / 2
     tau: float = number(0.005, above=0, most=1)  # step of the target critics
     critics: int = number(10, least=1, read_once=True)  # size of the ensemble
     subset: int = number(2, least=1, most="critics")  # critics behind one target, drawn anew for every critic step
     layer_norm: bool = True  # keeps the critics from running away outside of the data
     backup_entropy: bool = True  # entropy bonus in the target; off for AntMaze and Adroit
-    policy_delay: int = number(20, least=1)  # critic steps per step of the actor and the temperature
+    policy_delay: int = number(20, least=1)  # critic steps per step of actor and temperature: the updates per env step
 
 
 class RLPD(Learner):
@@ -53,15 +52,7 @@ class RLPD(Learner):
 
     def __init__(self, cfg: RLPDConfig, spec: Spec):
         super().__init__(cfg, spec)
-        require(0.0 < cfg.tau <= 1.0, f"algo.tau is {cfg.tau}; it has to be in (0, 1], for example algo.tau=0.005.")
-        require(cfg.alpha > 0.0, f"algo.alpha is {cfg.alpha}; a temperature is positive, for example algo.alpha=1.0.")
-        require(cfg.critics >= 1, f"algo.critics is {cfg.critics}; an ensemble has at least 1, as algo.critics=10.")
-        require(
-            1 <= cfg.subset <= cfg.critics,
-            f"algo.subset is {cfg.subset} of algo.critics={cfg.critics}; take between 1 and {cfg.critics} of them.",
-        )
-        require(cfg.policy_delay >= 1, f"algo.policy_delay is {cfg.policy_delay}; use 1 or more, as 20.")
-        self.policy = GaussianActor(spec.obs_dim, spec.action_dim, cfg.actor_layers, init="xavier")
+        self.policy = SquashedGaussian(spec.obs_dim, spec.action_dim, cfg.actor_layers, init="xavier")
         self.critic = Critic(
             spec.obs_dim, spec.action_dim, cfg.critic_layers, cfg.critics, cfg.layer_norm, init="xavier"
         )
@@ -106,10 +97,10 @@ class RLPD(Learner):
             if self.cfg.backup_entropy:
                 next_value = next_value - alpha * next_log_prob
             target = td_target(batch.reward, batch.discount, batch.terminated, next_value)
-        return critic_loss(self.critic(batch.obs, batch.action), target)
+        return critic_loss(self.critic(batch.obs, batch.action), target, coef=0.5)
 
     def _actor_loss(self, obs: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor, Metrics]:
         action, log_prob = self.policy.sample(obs)
         q = self.critic(obs, action, frozen=True).mean(0)
-        loss, metrics = actor_loss(q, log_prob, alpha)
+        loss, metrics = soft_actor_loss(q, log_prob, alpha)
         return loss, log_prob.detach(), metrics

@@ -15,14 +15,13 @@ import math
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from rlx.compiling import compilable
-from rlx.errors import require
 from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
-from rlx.nn import Adam, Critic, GaussianActor, polyak, target_of
+from rlx.losses import alpha_loss, critic_loss, soft_actor_loss
+from rlx.nn import Adam, Critic, SquashedGaussian, polyak, target_of
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
@@ -34,28 +33,10 @@ class SACConfig(ActorCriticConfig):
     actor_lr: float = 3e-4
     critic_lr: float = 3e-4
     alpha_lr: float = 3e-4
-    alpha: float = number(1.0, read_once=True)  # the temperature, or its first value
+    alpha: float = number(1.0, above=0, read_once=True)  # the temperature, or its first value
     learn_alpha: bool = True  # move the temperature towards the target entropy
     target_entropy: float | None = number(None, read_once=True)  # None: -dim(A)
     tau: float = number(0.005, above=0, most=1)  # step of the target critics
-
-
-def critic_loss(q: Tensor, target: Tensor) -> tuple[Tensor, Metrics]:
-    """Squared error of all critics [n, B] against one target [B], summed over the critics."""
-    loss = 0.5 * len(q) * F.mse_loss(q, target.expand_as(q))
-    return loss, {"loss/critic": loss.detach(), "q/mean": q.detach().mean(), "q/target": target.mean()}
-
-
-def actor_loss(q: Tensor, log_prob: Tensor, alpha: Tensor) -> tuple[Tensor, Metrics]:
-    """alpha * log pi - Q, for one value [B] of the policy's actions."""
-    loss = (alpha * log_prob - q).mean()
-    return loss, {"loss/actor": loss.detach(), "policy/entropy": -log_prob.detach().mean()}
-
-
-def alpha_loss(log_alpha: Tensor, log_prob: Tensor, target_entropy: float) -> tuple[Tensor, Metrics]:
-    """Raises alpha while the policy's entropy is below its target."""
-    loss = -log_alpha * (log_prob.detach().mean() + target_entropy)
-    return loss, {"loss/alpha": loss.detach(), "policy/alpha": log_alpha.detach().exp()}
 
 
 class SAC(Learner):
@@ -65,9 +46,7 @@ class SAC(Learner):
 
     def __init__(self, cfg: SACConfig, spec: Spec):
         super().__init__(cfg, spec)
-        require(0.0 < cfg.tau <= 1.0, f"algo.tau is {cfg.tau}; it has to be in (0, 1], for example algo.tau=0.005.")
-        require(cfg.alpha > 0.0, f"algo.alpha is {cfg.alpha}; a temperature is positive, for example algo.alpha=0.2.")
-        self.policy = GaussianActor(spec.obs_dim, spec.action_dim, cfg.actor_layers)
+        self.policy = SquashedGaussian(spec.obs_dim, spec.action_dim, cfg.actor_layers)
         self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.critic_layers)
         self.target_critic = target_of(self.critic)
         self.online, self.targets = list(self.critic.parameters()), list(self.target_critic.parameters())
@@ -105,12 +84,12 @@ class SAC(Learner):
             next_action, next_log_prob = self.policy.sample(batch.next_obs)
             next_value = self.target_critic(batch.next_obs, next_action).amin(0) - alpha * next_log_prob
             target = td_target(batch.reward, batch.discount, batch.terminated, next_value)
-        return critic_loss(self.critic(batch.obs, batch.action), target)
+        return critic_loss(self.critic(batch.obs, batch.action), target, coef=0.5)
 
     def _actor_loss(self, obs: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor, Metrics]:
         action, log_prob = self.policy.sample(obs)
         q = self.critic(obs, action, frozen=True).min(0).values  # cheaper gradients than amin
-        loss, metrics = actor_loss(q, log_prob, alpha)
+        loss, metrics = soft_actor_loss(q, log_prob, alpha)
         return loss, log_prob.detach(), metrics
 
     def _update_alpha(self, log_prob: Tensor) -> Metrics:

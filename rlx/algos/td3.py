@@ -14,12 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlx.algos.td3_bc import critic_loss, smoothed
 from rlx.compiling import compilable
-from rlx.errors import require
 from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
-from rlx.nn import Adam, Critic, DeterministicActor, polyak, target_of
+from rlx.losses import critic_loss, dpg_loss, smoothed, with_noise
+from rlx.nn import Adam, Critic, Deterministic, polyak, target_of
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
@@ -32,20 +31,9 @@ class TD3Config(ActorCriticConfig):
     critic_lr: float = 3e-4
     policy_delay: int = number(2, least=1)  # critic updates per update of the actor and of all targets
     tau: float = number(0.005, above=0, most=1)  # step of the target networks
-    target_noise: float = 0.2  # std of the noise on the target policy's action
-    target_noise_clip: float = 0.5
-    exploration_noise: float = 0.1  # std of the noise when collecting
-
-
-def actor_loss(q: Tensor) -> tuple[Tensor, Metrics]:
-    """The deterministic policy gradient: climb the value [B] of the policy's actions."""
-    loss = -q.mean()
-    return loss, {"loss/actor": loss.detach()}
-
-
-def explored(action: Tensor, std: float) -> Tensor:
-    """The action under Gaussian noise, inside [-1, 1]."""
-    return (action + std * torch.randn_like(action)).clamp_(-1.0, 1.0)
+    target_noise: float = number(0.2, least=0)  # std of the noise on the target policy's action
+    target_noise_clip: float = number(0.5, least=0)
+    exploration_noise: float = number(0.1, least=0)  # std of the noise when collecting
 
 
 class TD3(Learner):
@@ -55,12 +43,7 @@ class TD3(Learner):
 
     def __init__(self, cfg: TD3Config, spec: Spec):
         super().__init__(cfg, spec)
-        require(0.0 < cfg.tau <= 1.0, f"algo.tau is {cfg.tau}; it has to be in (0, 1], for example algo.tau=0.005.")
-        require(cfg.policy_delay >= 1, f"algo.policy_delay is {cfg.policy_delay}; use 1 or more, as 2.")
-        for field in ("target_noise", "target_noise_clip", "exploration_noise"):
-            value = getattr(cfg, field)
-            require(value >= 0.0, f"algo.{field} is {value}; use 0 for none, or more.")
-        self.policy = DeterministicActor(spec.obs_dim, spec.action_dim, cfg.actor_layers)
+        self.policy = Deterministic(spec.obs_dim, spec.action_dim, cfg.actor_layers)
         self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.critic_layers)
         self.target_policy, self.target_critic = target_of(self.policy), target_of(self.critic)
         self.online = [*self.policy.parameters(), *self.critic.parameters()]
@@ -73,7 +56,7 @@ class TD3(Learner):
     @torch.no_grad()
     def act(self, obs: Tensor, explore: bool) -> Tensor:
         action = self.policy(self.normalize(obs))
-        return explored(action, self.cfg.exploration_noise) if explore else action
+        return with_noise(action, self.cfg.exploration_noise) if explore else action
 
     def update(self, batch: Batch) -> Metrics:
         self.updates += 1
@@ -100,4 +83,4 @@ class TD3(Learner):
         return critic_loss(self.critic(batch.obs, batch.action), target)
 
     def _actor_loss(self, obs: Tensor) -> tuple[Tensor, Metrics]:
-        return actor_loss(self.critic(obs, self.policy(obs), frozen=True, members=slice(1))[0])
+        return dpg_loss(self.critic(obs, self.policy(obs), frozen=True, members=slice(1))[0])

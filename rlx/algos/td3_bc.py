@@ -11,14 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from rlx.compiling import compilable
-from rlx.errors import require
 from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
-from rlx.nn import Adam, Critic, DeterministicActor, noise_like, polyak, target_of
+from rlx.losses import critic_loss, smoothed, with_noise
+from rlx.nn import Adam, Critic, Deterministic, polyak, target_of
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
@@ -30,18 +29,12 @@ class TD3BCConfig(ActorCriticConfig):
     normalize_obs: bool = True  # standardise observations; the statistics are part of the policy
     actor_lr: float = 3e-4
     critic_lr: float = 3e-4
-    alpha: float = 2.5  # weight of Q against imitation
+    alpha: float = number(2.5, least=0)  # weight of Q against imitation
     policy_delay: int = number(2, least=1)  # critic updates per actor update
     tau: float = number(0.005, above=0, most=1)  # step of the target networks
-    target_noise: float = 0.2  # std of the noise on the target policy's action
-    target_noise_clip: float = 0.5
-    exploration_noise: float = 0.1  # std of the noise when collecting online
-
-
-def critic_loss(q: Tensor, target: Tensor) -> tuple[Tensor, Metrics]:
-    """Squared error of all critics [n, B] against one target [B], summed over the critics."""
-    loss = len(q) * F.mse_loss(q, target.expand_as(q))
-    return loss, {"loss/critic": loss.detach(), "q/mean": q.detach().mean(), "q/target": target.mean()}
+    target_noise: float = number(0.2, least=0)  # std of the noise on the target policy's action
+    target_noise_clip: float = number(0.5, least=0)
+    exploration_noise: float = number(0.1, least=0)  # std of the noise when collecting online
 
 
 def td3_bc_loss(q: Tensor, pi: Tensor, action: Tensor, alpha: float) -> tuple[Tensor, Metrics]:
@@ -52,12 +45,6 @@ def td3_bc_loss(q: Tensor, pi: Tensor, action: Tensor, alpha: float) -> tuple[Te
     return loss, {"loss/actor": loss.detach(), "loss/bc": imitation.detach()}
 
 
-def smoothed(action: Tensor, std: float, clip: float) -> Tensor:
-    """The target policy's action under clipped noise, inside [-1, 1]."""
-    noise = (noise_like(action) * std).clamp(-clip, clip)
-    return (action + noise).clamp(-1.0, 1.0)
-
-
 class TD3BC(Learner):
     actions = ("box",)
     regimes = ("offline", "offline_to_online")
@@ -65,13 +52,7 @@ class TD3BC(Learner):
 
     def __init__(self, cfg: TD3BCConfig, spec: Spec):
         super().__init__(cfg, spec)
-        require(0.0 < cfg.tau <= 1.0, f"algo.tau is {cfg.tau}; it has to be in (0, 1], for example algo.tau=0.005.")
-        require(cfg.alpha >= 0.0, f"algo.alpha is {cfg.alpha}; use 0 for pure imitation or more, as algo.alpha=2.5.")
-        require(cfg.policy_delay >= 1, f"algo.policy_delay is {cfg.policy_delay}; use 1 or more, as 2.")
-        for field in ("target_noise", "target_noise_clip", "exploration_noise"):
-            value = getattr(cfg, field)
-            require(value >= 0.0, f"algo.{field} is {value}; use 0 for no noise, or more.")
-        self.policy = DeterministicActor(spec.obs_dim, spec.action_dim, cfg.actor_layers)
+        self.policy = Deterministic(spec.obs_dim, spec.action_dim, cfg.actor_layers)
         self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.critic_layers)
         self.target_policy, self.target_critic = target_of(self.policy), target_of(self.critic)
         self.online = [*self.policy.parameters(), *self.critic.parameters()]
@@ -84,9 +65,7 @@ class TD3BC(Learner):
     @torch.no_grad()
     def act(self, obs: Tensor, explore: bool) -> Tensor:
         action = self.policy(self.normalize(obs))
-        if explore:
-            action = (action + self.cfg.exploration_noise * torch.randn_like(action)).clamp(-1.0, 1.0)
-        return action
+        return with_noise(action, self.cfg.exploration_noise) if explore else action
 
     def update(self, batch: Batch) -> Metrics:
         self.updates += 1

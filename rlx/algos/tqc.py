@@ -21,12 +21,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlx.algos.sac import actor_loss, alpha_loss
 from rlx.compiling import compilable
-from rlx.errors import require
 from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
-from rlx.nn import MLP, Adam, GaussianActor, polyak, target_of
+from rlx.losses import alpha_loss, soft_actor_loss
+from rlx.nn import MLP, Adam, SquashedGaussian, polyak, target_of
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
@@ -38,16 +37,16 @@ class TQCConfig(ActorCriticConfig):
     actor_lr: float = 3e-4
     critic_lr: float = 3e-4
     alpha_lr: float = 3e-4
-    alpha: float = number(1.0, read_once=True)  # the temperature, or its first value
+    alpha: float = number(1.0, above=0, read_once=True)  # the temperature, or its first value
     learn_alpha: bool = True  # move the temperature towards the target entropy
     target_entropy: float | None = number(None, read_once=True)  # None: -dim(A)
     tau: float = number(0.005, above=0, most=1)  # step of the target critics
     critics: int = number(5, least=1, read_once=True)  # size of the ensemble
-    quantiles: int = number(25, read_once=True)  # values of each critic
+    quantiles: int = number(25, least=1, read_once=True)  # values of each critic
     dropped: int = number(2, least=0, below="quantiles")  # of the quantiles, per critic: how pessimistic the target is
 
 
-def truncated(quantiles: Tensor, dropped: int) -> Tensor:
+def without_largest(quantiles: Tensor, dropped: int) -> Tensor:
     """Quantiles [n, B, q] pooled and sorted, without the n * dropped largest: [B, n * (q - dropped)]."""
     n, _, q = quantiles.shape
     pooled = quantiles.transpose(0, 1).flatten(1)
@@ -82,7 +81,7 @@ def quantile_huber(quantiles: Tensor, target: Tensor) -> Tensor:
     return (torch.lerp(below, above, tau).mean() / y.shape[-1]).float()
 
 
-def critic_loss(quantiles: Tensor, target: Tensor) -> tuple[Tensor, Metrics]:
+def quantile_loss(quantiles: Tensor, target: Tensor) -> tuple[Tensor, Metrics]:
     """Quantile regression of all critics [n, B, q] against one set of sorted targets [B, m]."""
     loss = quantile_huber(quantiles, target)
     return loss, {"loss/critic": loss.detach(), "q/mean": quantiles.detach().mean(), "q/target": target.mean()}
@@ -105,14 +104,7 @@ class TQC(Learner):
 
     def __init__(self, cfg: TQCConfig, spec: Spec):
         super().__init__(cfg, spec)
-        require(0.0 < cfg.tau <= 1.0, f"algo.tau is {cfg.tau}; it has to be in (0, 1], for example algo.tau=0.005.")
-        require(cfg.alpha > 0.0, f"algo.alpha is {cfg.alpha}; a temperature is positive, for example algo.alpha=0.2.")
-        require(cfg.critics >= 1, f"algo.critics is {cfg.critics}; an ensemble has at least 1, as algo.critics=5.")
-        require(
-            0 <= cfg.dropped < cfg.quantiles,
-            f"algo.dropped is {cfg.dropped} of algo.quantiles={cfg.quantiles}; drop at least 0 and keep at least 1.",
-        )
-        self.policy = GaussianActor(spec.obs_dim, spec.action_dim, cfg.actor_layers)
+        self.policy = SquashedGaussian(spec.obs_dim, spec.action_dim, cfg.actor_layers)
         self.critic = QuantileCritic(spec.obs_dim, spec.action_dim, cfg.critic_layers, cfg.critics, cfg.quantiles)
         self.target_critic = target_of(self.critic)
         self.online, self.targets = list(self.critic.parameters()), list(self.target_critic.parameters())
@@ -148,16 +140,16 @@ class TQC(Learner):
     def _critic_loss(self, batch: Batch, alpha: Tensor) -> tuple[Tensor, Metrics]:
         with torch.no_grad():
             next_action, next_log_prob = self.policy.sample(batch.next_obs)
-            kept = truncated(self.target_critic(batch.next_obs, next_action), self.cfg.dropped)
+            kept = without_largest(self.target_critic(batch.next_obs, next_action), self.cfg.dropped)
             next_values = kept - (alpha * next_log_prob).unsqueeze(-1)
             reward, discount, terminated = (x[:, None] for x in (batch.reward, batch.discount, batch.terminated))
             target = td_target(reward, discount, terminated, next_values)  # [B, m], still in order
-        return critic_loss(self.critic(batch.obs, batch.action), target)
+        return quantile_loss(self.critic(batch.obs, batch.action), target)
 
     def _actor_loss(self, obs: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor, Metrics]:
         action, log_prob = self.policy.sample(obs)
         q = self.critic(obs, action, frozen=True).mean((0, 2))
-        loss, metrics = actor_loss(q, log_prob, alpha)
+        loss, metrics = soft_actor_loss(q, log_prob, alpha)
         return loss, log_prob.detach(), metrics
 
     def _update_alpha(self, log_prob: Tensor) -> Metrics:

@@ -17,20 +17,11 @@ import torch
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
-from rlx.algos.ppo import (
-    CLIP,
-    Experience,
-    check_numbers,
-    experience,
-    explained_variance,
-    running_moments,
-    standardized,
-)
 from rlx.compiling import compilable
-from rlx.distributions import Perceptron, Policy
 from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
-from rlx.nn import Adam
+from rlx.losses import Experience, experience, explained_variance, standardized
+from rlx.nn import OBS_CLIP, ActionHead, Adam, Perceptron, running_moments
 from rlx.types import Metrics, Rollout, Spec
 
 
@@ -39,16 +30,16 @@ class TRPOConfig(ActorCriticConfig):
     _target_: str = "rlx.algos.trpo.TRPO"
     name: str = "trpo"
     lr: float = 1e-3  # of the value function
-    batch_size: int = 128  # rows of a minibatch of the value function
-    epochs: int = 10  # passes of the value function over each rollout
+    batch_size: int = number(128, least=1)  # rows of a minibatch of the value function
+    epochs: int = number(10, least=1)  # passes of the value function over each rollout
     hidden: list[int] = field(default_factory=lambda: [64, 64])
     activation: str = "tanh"
-    gae_lambda: float = 0.95
-    max_kl: float = 0.01  # radius of the trust region
-    cg_iterations: int = 15
-    cg_damping: float = 0.1  # added to the diagonal of the Fisher matrix
-    line_search_steps: int = 10
-    line_search_shrink: float = 0.8
+    gae_lambda: float = number(0.95, least=0, most=1)
+    max_kl: float = number(0.01, above=0)  # radius of the trust region
+    cg_iterations: int = number(15, least=1)
+    cg_damping: float = number(0.1, least=0)  # added to the diagonal of the Fisher matrix
+    line_search_steps: int = number(10, least=1)
+    line_search_shrink: float = number(0.8, above=0, most=1)
     normalize_advantage: bool = True  # over the rollout
     log_std_init: float | None = number(None, read_once=True)  # None: a std of 1 in the env's units, or less
 
@@ -75,6 +66,7 @@ def conjugate_gradient(
 class TRPO(Learner):
     actions = ("box", "discrete", "multi_discrete")
     regimes = ("on_policy",)
+    reads = Rollout
     obs_mean: Tensor
     obs_std: Tensor
     obs_count: Tensor  # observations in these statistics so far
@@ -82,18 +74,14 @@ class TRPO(Learner):
     def __init__(self, cfg: TRPOConfig, spec: Spec):
         super().__init__(cfg, spec)
         self.cfg: TRPOConfig = cfg
-        check_numbers(
-            cfg, max_kl="positive", epochs="1 or more", cg_iterations="1 or more", cg_damping="0 or more",
-            line_search_steps="1 or more", line_search_shrink="in (0, 1]", gae_lambda="in [0, 1]",
-        )  # fmt: skip
-        self.policy = Policy(spec, cfg.actor_layers, cfg.activation, cfg.log_std_init)
+        self.policy = ActionHead(spec, cfg.actor_layers, cfg.activation, cfg.log_std_init)
         self.critic = Perceptron([spec.obs_dim, *cfg.critic_layers, 1], cfg.activation, final_gain=1.0)
         if cfg.normalize_obs:
             self.register_buffer("obs_count", torch.zeros((), dtype=torch.int64))
         self.optimizers["critic"] = Adam(self.critic.parameters(), cfg.lr, eps=1e-5)
 
     def normalize(self, obs: Tensor) -> Tensor:
-        return super().normalize(obs).clamp(-CLIP, CLIP) if self.cfg.normalize_obs else obs
+        return super().normalize(obs).clamp(-OBS_CLIP, OBS_CLIP) if self.cfg.normalize_obs else obs
 
     @torch.no_grad()
     def act(self, obs: Tensor, explore: bool) -> Tensor:

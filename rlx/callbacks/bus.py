@@ -52,6 +52,13 @@ class Callback:
     def load_state(self, state: dict[str, Any]) -> None:
         """Take back what `state` gave."""
 
+    def upholds(self, state: dict[str, Any]) -> bool:
+        """It has stopped the run that is now resumed, and `state` is what it kept then: should the run stay stopped?
+
+        Asked of those whose state has the reason that they gave, as "stopped".
+        """
+        return True
+
 
 class CallbackBus:
     """Calls `on_<event>` of every callback that has one."""
@@ -89,7 +96,18 @@ class CallbackBus:
     def state(self) -> dict[str, Any]:
         return {name: callback.state() for name, callback in self.callbacks.items()}
 
+    def upholds(self, reason: str, state: dict[str, Any]) -> bool:
+        """Does the reason for which a run was stopped still hold, judging by what the callbacks kept then?
+
+        A callback that has been taken away since no longer holds on to its reason.
+        """
+        owners = [name for name, kept in state.items() if isinstance(kept, dict) and kept.get("stopped") == reason]
+        there = [name for name in owners if name in self.callbacks]
+        return not owners or any(self.callbacks[name].upholds(state[name]) for name in there)
+
     def load_state(self, state: dict[str, Any]) -> None:
+        if not isinstance(state, dict):
+            raise ValueError("it has no states of callbacks")
         for name, callback in self.callbacks.items():
             if name in state:
                 if type(callback).__module__.startswith("rlx."):  # what others keep is theirs to check

@@ -47,6 +47,7 @@ class EarlyStopping(Callback):
         self.sign = 1.0 if cfg.mode == "max" else -1.0
         self.best: float | None = None
         self.bad_rows = 0  # rows since the last improvement
+        self.stopped = ""  # the reason, once a rule has ended the run
         self._other: set[str] = set()  # names seen while the metric was not, for a helpful warning
 
     def on_log(self, trainer: Trainer, row: dict[str, Any]) -> None:
@@ -62,9 +63,9 @@ class EarlyStopping(Callback):
         if not improved:
             self.bad_rows += 1
         if self.cfg.threshold is not None and self.sign * (value - self.cfg.threshold) >= 0:
-            trainer.stop("early_stopping: threshold_reached")
+            self._stop(trainer, "early_stopping: threshold_reached")
         elif self.cfg.patience is not None and self.bad_rows >= self.cfg.patience:
-            trainer.stop("early_stopping: no_improvement")
+            self._stop(trainer, "early_stopping: no_improvement")
 
     def on_run_end(self, trainer: Trainer) -> None:
         if self.best is None and self._other:
@@ -72,10 +73,21 @@ class EarlyStopping(Callback):
             hint = f"did you mean {guess!r}?" if guess else f"logged were: {', '.join(sorted(self._other))}."
             log.warning("Early stopping never saw the metric %r; %s", self.cfg.metric, hint)
 
+    def _stop(self, trainer: Trainer, reason: str) -> None:
+        trainer.stop(reason)
+        self.stopped = reason
+
+    def upholds(self, state: dict[str, Any]) -> bool:
+        """A rule that has changed since lets the run go on."""
+        rule = asdict(self.cfg)
+        return bool(state.get("rule", rule) == rule)  # older checkpoints have none
+
     def state(self) -> dict[str, Any]:
-        return {"best": self.best, "bad_rows": self.bad_rows, "rule": asdict(self.cfg)}
+        rule = asdict(self.cfg)
+        return {"best": self.best, "bad_rows": self.bad_rows, "stopped": self.stopped, "rule": rule}
 
     def load_state(self, state: dict[str, Any]) -> None:
+        self.stopped = state["stopped"] if self.upholds(state) else ""
         rule = state.get("rule", {})  # older checkpoints have none
         if all(rule.get(name, now) == now for name, now in (("metric", self.cfg.metric), ("mode", self.cfg.mode))):
             self.best = state["best"]

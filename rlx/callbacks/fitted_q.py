@@ -19,8 +19,10 @@ from torch import Tensor
 from rlx.callbacks import crossed
 from rlx.callbacks.bus import Callback
 from rlx.callbacks.metrics import INTERRUPTED
+from rlx.data.replay import DatasetReplay
 from rlx.errors import UserError
 from rlx.fields import number
+from rlx.learner import Learner
 from rlx.nn import Adam, Critic, polyak, target_of
 from rlx.returns import td_target
 from rlx.rng import seeded
@@ -51,6 +53,15 @@ def as_input(action: Tensor, spec: Spec) -> Tensor:
     return torch.cat([F.one_hot(columns[:, i], n) for i, n in enumerate(spec.action_sizes)], dim=1).float()
 
 
+def refuse_memory(learner: Learner, callback: str) -> None:
+    """Refuse a policy whose action does not follow from a single observation."""
+    if learner.actor.remembers:
+        raise UserError(
+            f"callbacks.{callback} asks the policy about single observations and the policy of algo={learner.cfg.name} "
+            f"remembers those before; remove it (~callbacks.{callback})."
+        )
+
+
 class FittedQ(Callback):
     """Logs `fqe/value` and the discounted return of the data beside it."""
 
@@ -64,6 +75,7 @@ class FittedQ(Callback):
     def check(self, trainer: Trainer) -> None:
         if trainer.prior is None:
             raise UserError("callbacks.fitted_q judges by a dataset and there is none; add dataset=... or remove it.")
+        refuse_memory(trainer.learner, "fitted_q")
         if trainer.dataset is not None:
             trainer.dataset.check_order(
                 "the returns of callbacks.fitted_q", instead="; ~callbacks.fitted_q leaves it out"
@@ -104,7 +116,7 @@ class FittedQ(Callback):
             critic, loss = self._fit(trainer)
             first = torch.from_numpy(np.asarray(dataset.obs[dataset.episodes[:, 0]]))
             with torch.no_grad():
-                action = as_input(learner.act(first, explore=False), trainer.spec)
+                action = as_input(learner.actor.act(first, (), explore=False).action, trainer.spec)
                 value = critic(first.flatten(1), action).mean()
         prior.load_state(before)
         learner.train(training)
@@ -114,16 +126,16 @@ class FittedQ(Callback):
         return {"fqe/value": float(value), "fqe/behavior_value": behavior, "fqe/loss": float(loss)}
 
     def _fit(self, trainer: Trainer) -> tuple[Critic, Tensor]:
-        spec, cfg, learner = trainer.spec, self.cfg, trainer.learner
+        spec, cfg, actor = trainer.spec, self.cfg, trainer.learner.actor
         critic = Critic(spec.obs_dim, spec.action_dim, cfg.hidden, n=1)
         target = target_of(critic)
         optimizer = Adam(critic.parameters(), cfg.lr)
         loss = torch.zeros(())
-        assert trainer.prior is not None
+        assert isinstance(trainer.prior, DatasetReplay)  # `check` has refused learners that read windows
         for _ in range(cfg.updates):
             for batch in trainer.prior.sample(cfg.batch_size, 1):
                 with torch.no_grad():
-                    next_action = as_input(learner.act(batch.next_obs, explore=False), spec)
+                    next_action = as_input(actor.act(batch.next_obs, (), explore=False).action, spec)
                     next_value = target(batch.next_obs.flatten(1), next_action)[0]
                     y = td_target(batch.reward, batch.discount, batch.terminated, next_value)
                 loss = F.mse_loss(critic(batch.obs.flatten(1), as_input(batch.action, spec))[0], y)

@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from omegaconf import OmegaConf
 
+from rlx.agent import LearnerAgent
 from rlx.callbacks.bus import Callback
 from rlx.callbacks.metrics import INTERRUPTED
 from rlx.config import PYTHON, as_written
@@ -156,9 +156,6 @@ class MakeData(Callback):
         return str(description).endswith(f"({self.mark})")
 
     def _roll_out(self, trainer: Trainer, seed: int) -> list[Episode]:
-        def act(obs: np.ndarray) -> np.ndarray:
-            return trainer.learner.act(torch.from_numpy(obs).to(trainer.device), explore=False).cpu().numpy()
-
         envs = make_vector_env(
             OmegaConf.to_object(trainer.cfg.env),  # type: ignore[arg-type]
             min(self.cfg.episodes, 10),
@@ -166,7 +163,8 @@ class MakeData(Callback):
         )
         try:
             with seeded(seed, trainer.device):
-                return collect_episodes(act, envs, trainer.spec, self.cfg.episodes, self.cfg.noise, seed)
+                agent = LearnerAgent(trainer.learner, envs.num_envs)
+                return collect_episodes(agent, envs, trainer.spec, self.cfg.episodes, self.cfg.noise, seed)
         finally:
             envs.close()
 

@@ -17,6 +17,8 @@ import torch
 
 from rlx.callbacks import crossed
 from rlx.callbacks.bus import Callback
+from rlx.callbacks.fitted_q import refuse_memory
+from rlx.data.replay import DatasetReplay
 from rlx.errors import UserError
 from rlx.fields import number
 from rlx.nn import Critic
@@ -49,6 +51,7 @@ class QValues(Callback):
     def check(self, trainer: Trainer) -> None:
         if trainer.prior is None:
             raise UserError("callbacks.q_values looks at a dataset and there is none; add dataset=... or remove it.")
+        refuse_memory(trainer.learner, "q_values")
         if not isinstance(getattr(trainer.learner, "critic", None), Critic):
             raise UserError(
                 f"callbacks.q_values needs a plain critic Q(s, a) and {trainer.cfg.algo.name} has none; remove it "
@@ -56,7 +59,7 @@ class QValues(Callback):
             )
 
     def on_run_start(self, trainer: Trainer) -> None:
-        assert trainer.prior is not None
+        assert isinstance(trainer.prior, DatasetReplay)  # learners that read windows have no critic
         before = trainer.prior.state()
         own = np.random.default_rng(np.random.SeedSequence([int(trainer.cfg.seed), 0x0DA7A]))
         trainer.prior.load_state({**before, "rng": own.bit_generator.state})  # the same rows after a resume
@@ -77,12 +80,13 @@ class QValues(Callback):
     def measure(self, trainer: Trainer) -> dict[str, float]:
         assert self._batch is not None
         learner: Any = trainer.learner
-        batch = self._batch
+        actor, batch = learner.actor, self._batch
         seen = learner.normalized(batch)
         with torch.no_grad(), seeded(int(trainer.cfg.seed), trainer.device):
             q = learner.critic(seen.obs, seen.action)
-            q_policy = learner.critic(seen.obs, learner.act(batch.obs, explore=False))
-            next_value = learner.critic(seen.next_obs, learner.act(batch.next_obs, explore=False)).mean(0)
+            action, next_action = (actor.act(obs, (), explore=False).action for obs in (batch.obs, batch.next_obs))
+            q_policy = learner.critic(seen.obs, action)
+            next_value = learner.critic(seen.next_obs, next_action).mean(0)
         y = td_target(batch.reward, batch.discount, batch.terminated, next_value)
         found = {
             "q_data/mean": q.mean(),

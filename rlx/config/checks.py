@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlx.config.errors import explain
-from rlx.config.schemas import GROUPS, learners, schemas
+from rlx.config.schemas import GROUPS, learners
 from rlx.config.trust import class_of
 from rlx.errors import UserError, require, shown
 from rlx.fields import check_numbers
@@ -101,15 +101,18 @@ def check_regime(cfg: DictConfig) -> None:
             f"algo={name} learns on-policy and cannot use a dataset; drop dataset=..., or choose one of "
             f"{_choices(lambda c: 'on_policy' not in c.regimes)}."
         )
-    if getattr(class_of(cfg.replay, cfg.trust), "prioritized", False):
+    class_of(cfg.replay, cfg.trust)
+    if cfg.replay.get("prioritized"):
         mixes = cfg.dataset is not None and not MIXTURE.isdisjoint(cfg.schedule.targets)
         check_prioritized(name, cls, reads_data or mixes)
-    if str(cfg.replay._target_) != schemas()["replay/uniform"]()._target_:
+    for key in ("prioritized", "hindsight", "union"):
         require(
-            any(p.collect > 0 and not p.on_policy for p in phases),
-            f"algo={name} under trainer={regime} keeps no replay, which {cfg.replay._target_} would be; drop "
-            "replay=..., or use replay=uniform.",
+            not cfg.replay.get(key) or any(p.collect > 0 and not p.on_policy for p in phases),
+            f"algo={name} under trainer={regime} keeps no replay, so replay.{key}=true has no effect; drop it, or use "
+            "replay=uniform.",
         )
+    if cfg.replay.get("union"):
+        check_union(cfg)
     if cfg.algo.normalize_obs and cfg.dataset is None and "on_policy" not in cls.regimes:
         raise UserError(
             f"algo.normalize_obs=true takes its statistics from a dataset under algo={name} and there is none; use "
@@ -160,6 +163,16 @@ def check_prioritized(name: str, cls: type[Learner], reads_data: bool) -> None:
         )
 
 
+def check_union(cfg: DictConfig) -> None:
+    """Refuse shares of a dataset beside a replay that holds it."""
+    mixes = any(p.collect > 0 and p.offline_fraction > 0 for p in cfg.trainer.phases.values())
+    if mixes or not MIXTURE.isdisjoint(cfg.schedule.targets):
+        raise UserError(
+            "replay.union=true draws from the dataset and from what the run collects as from one, and this run also "
+            "mixes shares of both; add trainer.offline_batch_ratio=0, or drop replay.union."
+        )
+
+
 def learner_class(cfg: DictConfig) -> type[Learner]:
     cls = class_of(cfg.algo, cfg.trust)
     if not (inspect.isclass(cls) and issubclass(cls, Learner)):
@@ -177,10 +190,11 @@ def check_spec(cfg: DictConfig, spec: Spec) -> None:
             f"algo={name} needs {' or '.join(cls.actions)} actions and {spec.env_id} has {spec.action_kind} ones; "
             f"choose another env, or one of {_choices(lambda c: spec.action_kind in c.actions)}."
         )
-    if len(spec.obs_shape) == 3 and not cls.images:
+    images = [box.shape for box in spec.obs.values() if box.is_image]
+    if images and not cls.images:
         able = _choices(lambda c: c.images)
         raise UserError(
-            f"algo={name} reads vectors and {spec.env_id} gives images of shape {spec.obs_shape}; use an env with "
+            f"algo={name} reads vectors and {spec.env_id} gives images of shape {images[0]}; use an env with "
             f"vector observations{f', or one of {able}' if able else ' (no algorithm supports images yet)'}."
         )
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
@@ -117,12 +117,25 @@ def typed(values: dict[str, Any], trust: Sequence[str] = ()) -> DictConfig:
     return cfg
 
 
+REPLAY = "rlx.data.replay.Replay"
+FORMER: dict[str, dict[str, Any]] = {  # `_target_` until 0.1 -> what says the same today
+    "rlx.data.prioritized.PrioritizedReplay": {"_target_": REPLAY, "prioritized": True},
+    "rlx.data.hindsight.HindsightReplay": {"_target_": REPLAY, "hindsight": True},
+}
+
+
+def current_names(node: Mapping[str, Any]) -> dict[str, Any]:
+    """A part of a saved config under the names of today."""
+    return {**node, **FORMER.get(str(node.get("_target_")), {})}
+
+
 def _part(node: Any, group: str, place: str, trust: Sequence[str]) -> Any:
     """One part of a saved config with its schema; null where there is none."""
     if node is None and group not in REQUIRED:
         return None
     if not isinstance(node, dict) or not isinstance(node.get("_target_"), str):
         raise _stranger(node.get("_target_") if isinstance(node, dict) else node, place)
+    node = current_names(node)
     target, children = node["_target_"], dict(node)
     schema = targets()[group].get(target)
     if schema is None:

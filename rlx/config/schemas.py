@@ -26,10 +26,11 @@ GROUPS = {
     "algo": ("rlx.algos",),
     "env": ("rlx.envs.factory",),
     "dataset": ("rlx.data.sources", "rlx.data.minari", "rlx.data.mixing", "rlx.data.arrays"),
-    "replay": ("rlx.data.replay", "rlx.data.prioritized", "rlx.data.hindsight"),
+    "replay": ("rlx.data.replay",),
     "reward": ("rlx.rewards",),
     "schedule": ("rlx.schedules",),
     "trainer": ("rlx.trainers.trainer",),
+    "collector": ("rlx.collectors.local",),
     "callbacks": ("rlx.callbacks",),
     "logger": ("rlx.loggers",),
 }
@@ -52,6 +53,7 @@ class Config:
     schedule: Any = None
     replay: Any = None
     trainer: Any = None
+    collector: Any = None  # null: local
     callbacks: Any = field(default_factory=dict)
     logger: Any = field(default_factory=dict)
     seed: int = 0  # of everything

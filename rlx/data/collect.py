@@ -3,24 +3,51 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rlx.agent import Agent
 from rlx.data.minari import Episode
+from rlx.envs.actions import box_scale, random_actions, unscaled
 from rlx.envs.evaluation import episode_seeds, walk_episodes
-from rlx.envs.runner import box_scale
 from rlx.envs.vector import VectorEnv
-from rlx.policy import unscaled
-from rlx.types import Spec
+from rlx.obs import copy_obs, stack_obs, take_rows
+from rlx.types import ObsArray, Spec
 
 if TYPE_CHECKING:
     from rlx.data.replay import Replay
 
 
+class NoisyAgent:
+    """An agent whose actions are disturbed; what it remembers is of the actions that it meant to take."""
+
+    def __init__(self, agent: Agent, spec: Spec, noise: float, rng: np.random.Generator):
+        self._agent, self._spec, self._noise, self._rng = agent, spec, noise, rng
+
+    def act(self, obs: ObsArray) -> np.ndarray:
+        action = self._agent.act(obs)
+        return add_noise(action, self._spec, self._noise, self._rng) if self._noise else action
+
+    def begin(self, lanes: Sequence[int]) -> None:
+        self._agent.begin(lanes)
+
+    def feedback(self, reward: np.ndarray) -> None:
+        self._agent.feedback(reward)
+
+
+def add_noise(action: np.ndarray, spec: Spec, noise: float, rng: np.random.Generator) -> np.ndarray:
+    if spec.action_kind == "box":
+        _, _, limit = box_scale(np.array(spec.action_low), np.array(spec.action_high))
+        return np.clip(action + noise * rng.standard_normal(action.shape), -limit, limit).astype(np.float32)
+    random = random_actions(spec, len(action), rng)
+    chosen = rng.random(len(action)) < noise
+    return np.where(chosen.reshape(-1, *[1] * (action.ndim - 1)), random, action)
+
+
 def collect_episodes(
-    act: Callable[[np.ndarray], np.ndarray], envs: VectorEnv, spec: Spec, episodes: int, noise: float, seed: int
+    agent: Agent, envs: VectorEnv, spec: Spec, episodes: int, noise: float, seed: int
 ) -> list[Episode]:
     """`episodes` whole episodes, episode k from the seed (seed, k).
 
@@ -29,38 +56,26 @@ def collect_episodes(
     rng = np.random.default_rng(seed)
     seeds = episode_seeds(seed, episodes)
     tapes: list[list[tuple]] = [[] for _ in seeds]
-    last: list[np.ndarray] = [np.empty(0)] * episodes  # what was seen after the latest step of each
-    for obs, action, step, running in walk_episodes(lambda obs: _noisy(act(obs), spec, noise, rng), envs, seeds):
+    last: list[ObsArray] = [np.empty(0)] * episodes  # what was seen after the latest step of each
+    for obs, action, step, running in walk_episodes(NoisyAgent(agent, spec, noise, rng), envs, seeds):
         for i, k in running:
-            tapes[k].append((obs[i], action[i], step.reward[i], step.terminated[i], step.truncated[i]))
-            last[k] = step.next_obs[i].copy()
+            tapes[k].append((take_rows(obs, i), action[i], step.reward[i], step.terminated[i], step.truncated[i]))
+            last[k] = copy_obs(take_rows(step.next_obs, i))
     return [_episode(*parts) for parts in zip(tapes, last, seeds, strict=True)]
 
 
-def _noisy(action: np.ndarray, spec: Spec, noise: float, rng: np.random.Generator) -> np.ndarray:
-    if noise == 0.0:
-        return action
-    if spec.action_kind == "box":
-        _, _, limit = box_scale(np.array(spec.action_low), np.array(spec.action_high))
-        return np.clip(action + noise * rng.standard_normal(action.shape), -limit, limit).astype(np.float32)
-    random = rng.integers(0, spec.action_sizes, (len(action), len(spec.action_sizes))).reshape(action.shape)
-    chosen = rng.random(len(action)) < noise
-    return np.where(chosen.reshape(-1, *[1] * (action.ndim - 1)), random, action)
-
-
-def _episode(tape: list[tuple], last: np.ndarray, seed: int) -> Episode:
-    obs, action, reward, terminated, truncated = (np.array(column) for column in zip(*tape, strict=True))
-    return Episode(np.concatenate([obs, last[None]]), action, reward, terminated, truncated, seed)
+def _episode(tape: list[tuple], last: ObsArray, seed: int) -> Episode:
+    seen, *rest = zip(*tape, strict=True)
+    action, reward, terminated, truncated = (np.array(column) for column in rest)
+    return Episode(stack_obs([*seen, last]), action, reward, terminated, truncated, seed)
 
 
 def episodes_of_rows(replay: Replay) -> list[Episode]:
     """What a replay holds, as episodes in env units; the running ones are cut. Rewards are as the learner saw them."""
     layout, spec = replay.layout, replay.layout.spec
-    stream = np.arange(replay.total - len(replay), replay.total)
     found = []
-    for env in range(replay.num_envs):
-        lane = stream[stream % replay.num_envs == env]
-        parts = replay.take(lane % replay.capacity)
+    for lane in (replay.store.history(i) for i in range(replay.lanes)):
+        parts = replay.store.take(lane)
         batch, truncated = layout.batch(*parts), layout.column(parts.rows, "truncated").numpy() > 0
         terminated = batch.terminated.numpy() > 0
         stops = np.flatnonzero(terminated | truncated) + 1

@@ -167,7 +167,9 @@ class TransitionDataset:
             column = getattr(self, name)
             found[f"some {name}"] = zlib.crc32(np.ascontiguousarray(column[some]).data)
             if not on_disk(column):
-                found[name] = zlib.crc32(np.ascontiguousarray(column).data)
+                found[name] = 0
+                for rows in chunks(column):  # a view is not copied as a whole
+                    found[name] = zlib.crc32(np.ascontiguousarray(column[rows]).data, found[name])
         return found
 
     def sample_rows(self, rng: np.random.Generator, batch_size: int, n_batches: int) -> Array:
@@ -235,6 +237,14 @@ class TransitionDataset:
             truncated=self.truncated[last],
             discount=np.power(discount, last - np.arange(len(self)) + 1).astype(np.float32),
         )
+
+    def with_views(self, views: Mapping[str, Array]) -> TransitionDataset:
+        """The same rows in columns that are views of other memory, so that this dataset's own can be freed."""
+        names = [name for name in ("obs", "action", "reward", "next_obs", "terminated", "mc_return") if name in views]
+        made = self._with(**{name: views[name] for name in names})
+        if self.raw_reward is self.reward:
+            made.raw_reward = made.reward
+        return made
 
     def subset(self, rows: Array) -> TransitionDataset:
         """The given rows in the given order; a boundary is set wherever the following row is no longer the next."""

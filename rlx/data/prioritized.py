@@ -4,38 +4,32 @@
     w_i  = (N P(i))^-beta, divided by the largest of the minibatch; beta rises to 1, where w undoes all of the bias
 
 Every minibatch is drawn when it is asked for, one row from each of its equal shares of the sum, so it follows the
-priorities that the update before has set. `SumTree` has 32 children per node: a million leaves are four levels, and an
-operation on many leaves is a few NumPy calls per level. Its nodes are sums of their children and never corrected by
-differences, so the leaves alone determine it, and a checkpoint holds nothing else.
+priorities that the update before has set. Together with hindsight, rows of episodes that are not finished, or no longer
+whole, have the priority 0. `SumTree` has 32 children per node: a million leaves are four levels, and an operation on
+many leaves is a few NumPy calls per level. Its nodes are sums of their children and never corrected by differences, so
+the leaves alone determine it, and a checkpoint holds nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from rlx.data.replay import Replay, UniformConfig, cut, whole
-from rlx.errors import require
-from rlx.types import Batch, Spec
+from rlx.data.store import whole
 
 FAN_OUT = 32
 
 
-@dataclass
-class PrioritizedConfig(UniformConfig):
-    """Replay that draws transitions by their TD errors."""
+class PriorityConfig(Protocol):
+    """The fields of a replay's config that priorities read."""
 
-    _target_: str = "rlx.data.prioritized.PrioritizedReplay"
-    alpha: float = 0.6  # how far priorities count; 0 is uniform
-    beta: float = 0.4  # how far importance weights correct for it, at the start
-    beta_end: float = 1.0  # and at the end
-    beta_batches: int = 50_000  # minibatches in between
-    eps: float = 1e-6  # added to every TD error, so that each transition can be drawn again
+    alpha: float
+    beta: float
+    beta_end: float
+    beta_batches: int
+    eps: float
 
 
 class SumTree:
@@ -53,7 +47,7 @@ class SumTree:
         return float(self.levels[0][0, 0])
 
     def __getitem__(self, leaf: np.ndarray) -> np.ndarray:
-        return self.levels[-1].reshape(-1)[leaf]
+        return np.asarray(self.levels[-1].reshape(-1)[leaf])
 
     def __setitem__(self, leaf: np.ndarray, value: np.ndarray | float) -> None:
         """Set leaves and all sums above them; where a leaf is named twice, its last value counts."""
@@ -81,53 +75,48 @@ class SumTree:
         return node
 
 
-class PrioritizedReplay(Replay):
-    prioritized = True
+class Priorities:
+    """The priorities of the rows of a store, by place."""
 
-    def __init__(self, cfg: PrioritizedConfig, spec: Spec, num_envs: int, discount: float, seed: int, **layout: bool):
-        require(cfg.alpha >= 0.0, f"replay.alpha={cfg.alpha} is not possible; give 0 or more, as 0.6.")
-        for name, value in (("beta", cfg.beta), ("beta_end", cfg.beta_end)):
-            require(0.0 <= value <= 1.0, f"replay.{name}={value} is not possible; give 0 to 1.")
-        require(cfg.beta_batches >= 1, f"replay.beta_batches={cfg.beta_batches} is not possible; give 1 or more.")
-        require(cfg.eps > 0.0, f"replay.eps={cfg.eps} is not possible; give more than 0, as 1e-6.")
-        super().__init__(cfg, spec, num_envs, discount, seed, **layout)
+    def __init__(self, cfg: PriorityConfig, capacity: int):
         self.cfg = cfg
         self.drawn = 0  # minibatches so far
         self.largest = 1.0  # of all priorities so far
-        self._tree = SumTree(self.capacity)
+        self._tree = SumTree(capacity)
 
-    @property
-    def nbytes(self) -> int:
-        return super().nbytes + self.capacity * 8 * (FAN_OUT + 1) // FAN_OUT
+    @staticmethod
+    def needed_bytes(capacity: int) -> int:
+        return capacity * 8 * (FAN_OUT + 1) // FAN_OUT
 
     @property
     def beta(self) -> float:
         return self.cfg.beta + (self.cfg.beta_end - self.cfg.beta) * min(1.0, self.drawn / self.cfg.beta_batches)
 
-    def add(self, obs: np.ndarray, action: np.ndarray, reward: np.ndarray, *rest: Any) -> None:
-        at = (self.total + np.arange(len(reward))) % self.capacity
-        super().add(obs, action, reward, *rest)
-        self._tree[at] = self.largest
+    def __getitem__(self, place: np.ndarray) -> np.ndarray:
+        return self._tree[place]
 
-    def indices(self, batch_size: int, n_batches: int) -> np.ndarray:
-        share = (np.tile(np.arange(batch_size), n_batches) + self._rng.random(batch_size * n_batches)) / batch_size
-        return self._tree.find(share * self._tree.total)
+    def admit(self, place: np.ndarray) -> None:
+        """These rows can be drawn from now on: they are new."""
+        self._tree[place] = self.largest
 
-    def sample(self, batch_size: int, n_batches: int) -> Iterator[Batch]:
-        for _ in range(n_batches):
-            index = self.indices(batch_size, 1)
-            weight = torch.from_numpy(self.weights(index))
-            self.drawn += 1
-            gathered = self._n_step(index) if self.n_step > 1 else self.take(index)
-            (batch,) = cut(self.layout, gathered, batch_size)
-            yield batch._replace(weight=weight, index=torch.from_numpy(index))
+    def dismiss(self, place: np.ndarray) -> None:
+        """These rows cannot be drawn any more."""
+        self._tree[place] = 0.0
 
-    def weights(self, index: np.ndarray) -> np.ndarray:
+    def draw(self, rng: np.random.Generator, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
+        """A minibatch, one row from each of the equal shares of the sum, and its importance weights."""
+        share = (np.arange(batch_size) + rng.random(batch_size)) / batch_size
+        place = self._tree.find(share * self._tree.total)
+        weight = self.weights(place)
+        self.drawn += 1
+        return place, weight
+
+    def weights(self, place: np.ndarray) -> np.ndarray:
         """Importance weights of rows that were drawn together; the largest is 1."""
-        priority = self._tree[index]
-        return ((priority / priority.min()) ** -self.beta).astype(np.float32)
+        priority = self._tree[place]
+        return np.asarray((priority / priority.min()) ** -self.beta, np.float32)
 
-    def prioritize(self, index: Tensor, td_error: Tensor) -> None:
+    def update(self, index: Tensor, td_error: Tensor) -> None:
         """Give rows the priorities of their new TD errors."""
         priority = (td_error.cpu().numpy().astype(np.float64) + self.cfg.eps) ** self.cfg.alpha
         self._tree[index.cpu().numpy()] = priority
@@ -135,22 +124,15 @@ class PrioritizedReplay(Replay):
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
-    def state(self) -> dict:
-        return {**super().state(), "drawn": self.drawn, "largest": self.largest}
+    def state(self) -> dict[str, Any]:
+        return {"drawn": self.drawn, "largest": self.largest}
 
-    def load_state(self, state: dict) -> None:
-        super().load_state(state)
+    def load_state(self, state: dict[str, Any]) -> None:
         self.drawn, self.largest = whole(state["drawn"]), float(state["largest"])
 
-    def tensors(self) -> dict[str, Tensor]:
-        """And the priorities."""
-        stream = np.arange(self.total - len(self), self.total)
-        return super().tensors() | {"priority": torch.from_numpy(self._tree[stream % self.capacity])}
-
-    def load_tensors(self, saved: dict[str, Tensor]) -> None:
-        super().load_tensors(saved)
-        priority = saved["priority"].numpy()[-self.capacity :]  # the capacity may have changed since
-        if not np.all(np.isfinite(priority) & (priority > 0)):
+    def load(self, place: np.ndarray, priority: np.ndarray, may_be_zero: np.ndarray | None = None) -> None:
+        """The priorities of most rows at once; those that may not be drawn have none."""
+        zero = np.zeros(len(place), bool) if may_be_zero is None else may_be_zero
+        if not np.all(np.isfinite(priority) & np.where(zero, priority == 0, priority > 0)):
             raise ValueError("priorities have to be positive")
-        stream = np.arange(self.total - len(priority), self.total)
-        self._tree.fill(stream % self.capacity, priority)
+        self._tree.fill(place, priority)

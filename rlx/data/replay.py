@@ -1,25 +1,30 @@
-"""Replay: transitions in contiguous memory, one row each.
+"""Replay: what a run has collected, and how transitions are drawn from it.
 
-A row is `obs | action | reward | next_obs | terminated | truncated | discount [| mc_return]` in float32, so a
-minibatch is one gather and its fields are views. Observations that do not belong into float32 rows, images and those
-left on disk, are columns of their own. A dataset is a replay that was filled in one go; n-step returns are formed when
-sampling, within episodes only.
+    rows are drawn   uniformly, or by priority; under hindsight only those of finished, whole episodes
+    and read         as single steps or over n steps, under hindsight with goals from their future
+
+These combine freely. A dataset is a replay that was filled in one go, and a mixture of both draws exact shares of each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rlx.errors import UserError
-from rlx.returns import discounted_returns, going_on
+from rlx.data.hindsight import BYTES, Hindsight
+from rlx.data.n_step import look_ahead, read_n_step
+from rlx.data.prioritized import Priorities
+from rlx.data.store import Gathered, Layout, Pairs, Store, make_columns, store_bytes
+from rlx.errors import UserError, require
+from rlx.fields import check_numbers, number
 from rlx.system import enough_memory
-from rlx.types import Batch, Spec
+from rlx.types import Batch, ObsArray, Spec
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -27,282 +32,314 @@ if TYPE_CHECKING:
     from rlx.data.dataset import TransitionDataset
     from rlx.rewards import RewardTransform
 
+log = logging.getLogger("rlx")
+
+OF_PRIORITIES = ("alpha", "beta", "beta_end", "beta_batches", "eps")  # fields that only a prioritized replay reads
+
 
 @dataclass
-class UniformConfig:
-    """Replay with uniform sampling."""
+class ReplayConfig:
+    """How transitions are kept, drawn and read."""
 
     _target_: str = "rlx.data.replay.Replay"
-    capacity: int = 1_000_000  # transitions kept; the oldest are overwritten
-    n_step: int = 1  # rewards summed before bootstrapping
+    capacity: int = number(1_000_000, least=1, read_once=True)  # transitions kept; the oldest are overwritten
+    n_step: int = number(1, least=1, read_once=True)  # rewards summed before bootstrapping
+    union: bool = False  # draw from the dataset and from what the run collects as from one
+    prioritized: bool = False  # draw transitions by their TD errors
+    alpha: float = number(0.6, least=0)  # how far priorities count; 0 is uniform
+    beta: float = number(0.4, least=0, most=1)  # how far importance weights correct for it, at the start
+    beta_end: float = number(1.0, least=0, most=1)  # and at the end
+    beta_batches: int = number(50_000, least=1)  # minibatches in between
+    eps: float = number(1e-6, above=0)  # added to every TD error, so that each transition can be drawn again
+    hindsight: bool = False  # relabel goals in hindsight
+    relabel_fraction: float = number(0.8, least=0, most=1)  # share of the samples that get another goal
 
 
-class Layout:
-    """Which columns of a row hold which field."""
-
-    def __init__(self, spec: Spec, mc_return: bool = False, outside: bool = False):
-        self.spec = spec
-        self.outside = outside or spec.obs_dtype == "uint8"  # do observations live outside the rows
-        obs = 0 if self.outside else spec.obs_dim
-        action = 1 if spec.action_kind == "discrete" else spec.action_shape[0]
-        widths = {"obs": obs, "action": action, "reward": 1, "next_obs": obs, "terminated": 1, "truncated": 1}
-        widths |= {"discount": 1, **({"mc_return": 1} if mc_return else {})}
-        self.slices: dict[str, slice] = {}
-        self.width = 0
-        for name, n in widths.items():
-            self.slices[name] = slice(self.width, self.width + n)
-            self.width += n
-
-    def column(self, rows: Tensor, name: str) -> Tensor:
-        """A field of one number per row, as a view [B]."""
-        return rows[:, self.slices[name].start]
-
-    def batch(self, rows: Tensor, outside: tuple[Tensor, Tensor] | None = None) -> Batch:
-        """Rows [B, width] as a Batch of views."""
-        if outside is None:
-            obs, next_obs = rows[:, self.slices["obs"]], rows[:, self.slices["next_obs"]]
-            if len(self.spec.obs_shape) != 1:
-                obs, next_obs = obs.reshape(-1, *self.spec.obs_shape), next_obs.reshape(-1, *self.spec.obs_shape)
-        else:
-            obs, next_obs = outside
-        action = rows[:, self.slices["action"]]
-        if self.spec.discrete:
-            action = action.long()
-            action = action[:, 0] if self.spec.action_kind == "discrete" else action
-        return Batch(
-            obs=obs,
-            action=action,
-            reward=self.column(rows, "reward"),
-            next_obs=next_obs,
-            terminated=self.column(rows, "terminated"),
-            discount=self.column(rows, "discount"),
-            mc_return=self.column(rows, "mc_return") if "mc_return" in self.slices else None,
+def check_replay(cfg: ReplayConfig) -> None:
+    """Refuse numbers out of range, and keys that would have no effect."""
+    check_numbers(cfg, "replay")
+    usual = {f.name: f.default for f in fields(ReplayConfig)}
+    unread = [(name, "prioritized") for name in OF_PRIORITIES if not cfg.prioritized]
+    unread += [] if cfg.hindsight else [("relabel_fraction", "hindsight")]
+    for name, switch in unread:
+        value = getattr(cfg, name)
+        require(
+            value == usual[name],
+            f"replay.{name}={value} has no effect without replay.{switch}=true; add that, or drop replay.{name}.",
+        )
+    for name in ("prioritized", "hindsight"):
+        require(
+            not (cfg.union and getattr(cfg, name)),
+            f"replay.union=true draws rows of a dataset too, which replay.{name}=true cannot; choose one of the two.",
         )
 
 
-class Gathered(NamedTuple):
-    """Sampled transitions before they are cut into batches."""
-
-    rows: Tensor  # [M, width]
-    outside: tuple[Tensor, Tensor] | None = None  # obs and next_obs, where they are not in the rows
-
-
-def whole(value: Any) -> int:
-    """A counter of a checkpoint; ValueError unless it is one."""
-    if type(value) is not int or not 0 <= value < 2**62:
-        raise ValueError(f"{value!r} is not a counter")
-    return value
-
-
 class Replay:
-    """A ring of transitions of `num_envs` envs. Row k of the stream lies at k % capacity."""
+    """Transitions of `lanes` lanes (one per env), the newest `capacity` of them."""
 
-    prioritized: bool = False  # its batches name their rows, and it wants their TD errors back
     kind: str = "replay"  # what errors call it
 
     def __init__(
         self,
-        cfg: UniformConfig,
+        cfg: ReplayConfig,
         spec: Spec,
-        num_envs: int,
+        lanes: int,
         discount: float,
         seed: int,
+        *,
         mc_return: bool = False,
-        outside: bool = False,
+        prior: DatasetReplay | None = None,
+        frames: Mapping[str, int] | None = None,
     ):
-        if cfg.n_step < 1:
-            raise UserError(f"replay.n_step={cfg.n_step} is not possible; give 1 or more.")
-        if cfg.capacity < num_envs:
-            raise UserError(f"replay.capacity={cfg.capacity} is less than env.num_envs={num_envs}; give a larger one.")
-        self.layout = Layout(spec, mc_return, outside)
-        self.capacity = cfg.capacity - cfg.capacity % num_envs  # so that neighbours in time are num_envs rows apart
-        self.num_envs = num_envs
+        """`prior` is read in the same batches, or, as a union, by this replay; `frames`: see rlx/data/frames.py."""
+        check_replay(cfg)
+        if cfg.capacity < lanes:
+            raise UserError(f"replay.capacity must be at least env.num_envs={lanes} (replay.capacity={cfg.capacity}).")
+        if cfg.hindsight and spec.goal is None:
+            raise UserError(
+                f"Hindsight needs a goal env and {spec.env_id} is none; try env=point_goal, or replay=uniform."
+            )
+        self.cfg = cfg
         self.n_step = cfg.n_step
-        self.discount = discount
-        self.total = 0  # rows ever added
-        self._rng = np.random.default_rng(np.random.SeedSequence([seed, 0x5EED]))
-        with enough_memory(self.nbytes, f"A {self.kind} of {self.capacity:,} transitions", self._smaller):
-            self._rows = np.zeros((self.capacity, self.layout.width), np.float32)
-            self._outside = self._make_outside() if self.layout.outside else None
-        self._tensor = torch.from_numpy(self._rows)
+        self.prior = _united(cfg, prior)
+        if prior is not None:  # rows of both go into the same batches
+            layout = Layout(spec, prior.layout.has_returns, apart=prior.on_disk)
+        else:
+            layout = Layout(spec, mc_return)
+        capacity = cfg.capacity - cfg.capacity % lanes
+        needed = store_bytes(layout, capacity, lanes, frames or {}) + (cfg.n_step > 1) * capacity
+        needed += (Priorities.needed_bytes(capacity) if cfg.prioritized else 0) + BYTES * capacity * cfg.hindsight
+        with enough_memory(needed, f"A {self.kind} of {capacity:,} transitions", self._smaller(capacity)):
+            self.store = Store(
+                layout,
+                capacity,
+                lanes,
+                discount,
+                lambda slots: make_columns(layout, slots, lanes, frames or {}),
+                find_ends=cfg.n_step > 1,
+            )
+            self.priorities = Priorities(cfg, capacity) if cfg.prioritized else None
+            self.hindsight = Hindsight(self.store, spec.goal, cfg.relabel_fraction) if cfg.hindsight else None  # type: ignore[arg-type]
+        self._rng = _generator(seed)
+        if cfg.hindsight and spec.episode_limit is not None and self.store.slots < spec.episode_limit:
+            log.warning(
+                "Episodes of %s last up to %d steps and the replay keeps %d of each env: longer ones are never learned "
+                "from, as hindsight needs them whole; give replay.capacity and trainer.max_env_steps at least %d.",
+                spec.env_id, spec.episode_limit, self.store.slots, spec.episode_limit * lanes,
+            )  # fmt: skip
 
-    def _make_outside(self) -> tuple[Any, Any]:
-        shape, dtype = (self.capacity, *self.layout.spec.obs_shape), self.layout.spec.obs_dtype
-        return np.zeros(shape, dtype), np.zeros(shape, dtype)
+    @staticmethod
+    def _smaller(capacity: int) -> Any:
+        return lambda share: f"try replay.capacity={int(capacity * share)}"
 
     def __len__(self) -> int:
-        return min(self.total, self.capacity)
+        return len(self.store)
+
+    @property
+    def layout(self) -> Layout:
+        return self.store.layout
+
+    @property
+    def lanes(self) -> int:
+        return self.store.lanes
+
+    @property
+    def capacity(self) -> int:
+        return self.store.capacity
+
+    @property
+    def total(self) -> int:
+        """Transitions ever added."""
+        return self.store.total
+
+    @property
+    def oldest(self) -> int:
+        """Transitions that were added before this one are all overwritten."""
+        return self.store.oldest
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory when full."""
-        spec = self.layout.spec
-        outside = 2 * spec.obs_dim * np.dtype(spec.obs_dtype).itemsize if self.layout.outside else 0
-        return self.capacity * (4 * self.layout.width + outside)
+        found = self.store.nbytes + (BYTES * self.capacity if self.hindsight else 0)
+        return found + (Priorities.needed_bytes(self.capacity) if self.priorities else 0)
 
-    def _smaller(self, share: float) -> str:
-        """What to type where there is only this share of the memory."""
-        return f"try replay.capacity={int(self.capacity * share)}"
+    # -- writing ---------------------------------------------------------------------------------------------------
 
     def add(
         self,
-        obs: np.ndarray,
+        obs: ObsArray,
         action: np.ndarray,
         reward: np.ndarray,
-        next_obs: np.ndarray,
+        next_obs: ObsArray,
         terminated: np.ndarray,
         truncated: np.ndarray,
-        mc_return: np.ndarray | None = None,
+        lanes: Sequence[int] | None = None,
     ) -> None:
-        """Append rows [M, ...] in time order, env by env within a step."""
-        m = len(reward)
-        start = self.total % self.capacity
-        at = slice(start, start + m) if start + m <= self.capacity else (start + np.arange(m)) % self.capacity
-        fields: dict[str, Any] = {
-            "action": action.reshape(m, -1),
-            "reward": reward[:, None],
-            "terminated": terminated[:, None],
-            "truncated": truncated[:, None],
-            "discount": self.discount,
-        }
-        if "mc_return" in self.layout.slices:  # not known while an episode goes on
-            fields["mc_return"] = -np.inf if mc_return is None else mc_return[:, None]
-        if self._outside is None:
-            fields |= {"obs": obs.reshape(m, -1), "next_obs": next_obs.reshape(m, -1)}
-        else:
-            self._add_outside(at, obs, next_obs)
-        for name, value in fields.items():
-            self._rows[at, self.layout.slices[name]] = value
-        self.total += m
-        if "mc_return" in self.layout.slices and mc_return is None:
-            for env in np.flatnonzero(np.logical_or(terminated, truncated)):
-                self._set_returns(self.total - self.num_envs + int(env))
+        """Append steps [M, ...] in the order of time: of all lanes, lane by lane within a step, or of those named."""
+        position = self.store.add(obs, action, reward, next_obs, terminated, truncated, lanes=lanes)
+        if self.hindsight is not None:
+            episodes = self.hindsight.episodes
+            broken = episodes.broken_by(position) if self.priorities is not None else None
+            whole = episodes.add(position, np.logical_or(terminated, truncated))
+            if self.priorities is not None and broken is not None:
+                self.priorities.dismiss(np.append(broken, position % self.capacity))
+                self.priorities.admit(whole)
+        elif self.priorities is not None:
+            self.priorities.admit(position % self.capacity)
 
-    def _set_returns(self, last: int) -> None:
-        """The Monte-Carlo returns of the episode that ended with row `last` of the stream, as a dataset has them."""
-        oldest = max(self.total - self.capacity, 0)
-        rows = np.arange(last, oldest - 1, -self.num_envs) % self.capacity  # backwards in time
-        flags = [self.layout.slices[name].start for name in ("terminated", "truncated")]
-        earlier = np.flatnonzero(self._rows[rows[1:]][:, flags].any(1))  # the ends of episodes before this one
-        rows = rows[: earlier[0] + 1 if len(earlier) else None][::-1]
-        ends = np.arange(len(rows)) == len(rows) - 1
-        truncated = bool(self._rows[rows[-1], self.layout.slices["truncated"].start])
-        reward = going_on(self._rows[rows, self.layout.slices["reward"].start], truncated, self.discount)
-        self._rows[rows, self.layout.slices["mc_return"].start] = discounted_returns(reward, ends, self.discount)
+    def cut_off(self, lanes: Sequence[int]) -> None:
+        """The running episodes of these lanes go no further: their newest rows become boundaries."""
+        position = self.store.end_episodes(lanes)
+        if self.hindsight is not None:
+            whole = self.hindsight.episodes.cut(position)
+            if self.priorities is not None:
+                self.priorities.admit(whole)
 
-    def _add_outside(self, at: Any, obs: np.ndarray, next_obs: np.ndarray) -> None:
-        assert self._outside is not None
-        self._outside[0][at], self._outside[1][at] = obs, next_obs
+    @property
+    def needs_env(self) -> bool:
+        """Does it have to be given an env, see `attach_env`?"""
+        return self.hindsight is not None
+
+    def attach_env(self, env: gym.Env[Any, Any], reward: RewardTransform) -> None:
+        """Rewards of relabelled goals are computed by this env and go through this transform."""
+        assert self.hindsight is not None
+        self.hindsight.attach_env(env, reward)
+
+    # -- reading ---------------------------------------------------------------------------------------------------
 
     @property
     def ready(self) -> bool:
         """Is there anything to sample?"""
-        return self.total > 0
+        if self.hindsight is not None:
+            return self.hindsight.episodes.any
+        return self.total > 0 or self.prior is not None
 
-    def connect(self, env: gym.Env, reward: RewardTransform) -> None:
-        """Meet the env and the reward transform of the run, for replays that recompute rewards."""
+    def draw(self, count: int) -> np.ndarray:
+        """[count] places of rows to learn from, where they are not drawn by priority."""
+        if self.hindsight is not None:
+            return self.hindsight.draw(self._rng, count)
+        return self.store.place(self._rng.integers(0, len(self.store), count))
 
-    def indices(self, batch_size: int, n_batches: int) -> np.ndarray:
-        """[n_batches * batch_size] rows to learn from, batch by batch."""
-        return self._rng.integers(0, len(self), batch_size * n_batches)
+    def read(self, place: np.ndarray) -> Gathered:
+        """Transitions from these rows on."""
+        ahead = look_ahead(self.store, place, self.n_step) if self.n_step > 1 else None
+        gathered = self.store.take(place) if ahead is None else read_n_step(self.store, place, ahead)
+        if self.hindsight is not None:
+            self.hindsight.relabel(gathered, place, ahead, self._rng)
+        return gathered
 
     def gather(self, batch_size: int, n_batches: int) -> Gathered:
         """Transitions for `n_batches` minibatches, one after the other."""
-        index = self.indices(batch_size, n_batches)
-        return self._n_step(index) if self.n_step > 1 else self.take(index)
-
-    def take(self, index: np.ndarray) -> Gathered:
-        """Rows by where they lie."""
-        rows = self._tensor.index_select(0, torch.from_numpy(index))
-        if self._outside is None:
-            return Gathered(rows)
-        return Gathered(rows, (torch.from_numpy(self._outside[0][index]), torch.from_numpy(self._outside[1][index])))
-
-    def _n_step(self, index: np.ndarray) -> Gathered:
-        """Sum up to n rewards; stop at the end of the episode or at the newest row, and discount accordingly."""
-        rows, outside = self.take(index)
-        s, column = self.layout.slices, self.layout.column
-        oldest = self.total - len(self)
-        stream = oldest + (index - oldest) % self.capacity  # position in the stream of all rows
-        reward, discount = column(rows, "reward").clone(), column(rows, "discount").clone()
-        last = stream.copy()  # the row that each sum ends with
-        alive = (column(rows, "terminated") + column(rows, "truncated") == 0).numpy()
-        for _ in range(1, self.n_step):
-            alive &= last + self.num_envs < self.total
-            if not alive.any():
-                break
-            last = np.where(alive, last + self.num_envs, last)
-            further = self._tensor.index_select(0, torch.from_numpy(last % self.capacity))
-            mask = torch.from_numpy(alive)
-            reward += torch.where(mask, discount * column(further, "reward"), 0.0)
-            discount *= torch.where(mask, column(further, "discount"), 1.0)
-            alive &= (column(further, "terminated") + column(further, "truncated") == 0).numpy()
-        end, end_outside = self.take(last % self.capacity)
-        rows[:, s["next_obs"]] = end[:, s["next_obs"]]
-        rows[:, s["terminated"]] = end[:, s["terminated"]]
-        rows[:, s["reward"].start] = reward
-        rows[:, s["discount"].start] = discount
-        return Gathered(rows, (outside[0], end_outside[1]) if outside is not None and end_outside is not None else None)
+        if self.prior is None:
+            return self.read(self.draw(batch_size * n_batches))
+        number = self._rng.integers(0, self.prior.total + len(self), batch_size * n_batches)
+        ours = number >= self.prior.total
+        collected = self.store.place(number[ours] - self.prior.total)
+        return joined(ours, self.read(collected), self.prior.read(number[~ours]))
 
     def sample(self, batch_size: int, n_batches: int) -> Iterator[Batch]:
-        """`n_batches` minibatches, gathered at once."""
-        yield from cut(self.layout, self.gather(batch_size, n_batches), batch_size)
+        """`n_batches` minibatches, gathered at once; by priority, each one when it is asked for."""
+        if self.priorities is None:
+            yield from cut(self.layout, self.gather(batch_size, n_batches), batch_size)
+            return
+        for _ in range(n_batches):
+            place, weight = self.priorities.draw(self._rng, batch_size)
+            batch = self.layout.batch(*self.read(place))
+            yield batch._replace(weight=torch.from_numpy(weight), index=torch.from_numpy(place))
 
-    # -- checkpoints: rows are written once, in segments of the stream --------------------------------------------
+    def prioritize(self, index: Tensor, td_error: Tensor) -> None:
+        """Give the rows of a minibatch the priorities of their new TD errors."""
+        assert self.priorities is not None
+        self.priorities.update(index, td_error)
+
+    # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def segment(self, start: int, end: int) -> dict[str, Tensor]:
-        """Rows [start, end) of the stream, for a checkpoint."""
-        index = np.arange(start, end) % self.capacity
-        found = {"rows": torch.from_numpy(self._rows[index])}
-        if self._outside is not None:
-            found |= {k: torch.from_numpy(v[index]) for k, v in zip(("obs", "next_obs"), self._outside, strict=True)}
+        """Rows [start, end) of the order in which they came."""
+        return self.store.segment(start, end)
+
+    def load_segment(self, start: int, tensors: Mapping[str, Tensor]) -> None:
+        """Put rows back where `segment` took them from."""
+        self.store.load_segment(start, tensors)
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps besides the rows."""
+        found = {**self.store.counters(), "rng": self._rng.bit_generator.state}
+        for part in (self.priorities, self.hindsight.episodes if self.hindsight else None):
+            found |= part.state() if part is not None else {}
         return found
 
-    def load_segment(self, start: int, tensors: dict[str, Tensor]) -> None:
-        """Put rows back where `segment` took them from."""
-        n = len(tensors["rows"])
-        index = np.arange(start, start + n) % self.capacity
-        self._rows[index] = tensors["rows"].numpy()
-        if self._outside is not None:
-            self._outside[0][index] = tensors["obs"].numpy()
-            self._outside[1][index] = tensors["next_obs"].numpy()
-
-    def state(self) -> dict:
-        """What a checkpoint keeps besides the rows."""
-        return {"total": self.total, "rng": self._rng.bit_generator.state}
-
-    def load_state(self, state: dict) -> None:
-        self.total = whole(state["total"])
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take `state` back, after the rows."""
+        self.store.load_counters(state)
         self._rng.bit_generator.state = state["rng"]
-
-    def cut_off(self, envs: Sequence[int]) -> None:
-        """The running episodes of these envs go no further: their newest rows become boundaries."""
-        if self.total:
-            at = (self.total - self.num_envs + np.array(envs)) % self.capacity
-            terminated, truncated = (self.layout.slices[name].start for name in ("terminated", "truncated"))
-            self._rows[at, truncated] = 1.0 - self._rows[at, terminated]
+        if self.priorities is not None:
+            self.priorities.load_state(state)
+        if self.hindsight is not None:
+            self.hindsight.episodes.load_state(state)
 
     def tensors(self) -> dict[str, Tensor]:
         """What changes after a row was written, from the oldest row to the newest; in every full checkpoint."""
-        if "mc_return" not in self.layout.slices:
-            return {}
-        stream = np.arange(self.total - len(self), self.total)
-        return {
-            "mc_return": torch.from_numpy(self._rows[stream % self.capacity, self.layout.slices["mc_return"].start])
-        }
+        found = {"mc_return": self.store.returns()} if self.layout.has_returns else {}
+        if self.priorities is not None:
+            found["priority"] = torch.from_numpy(self.priorities[self.store.in_order()])
+        return found
 
-    def load_tensors(self, saved: dict[str, Tensor]) -> None:
+    def load_tensors(self, saved: Mapping[str, Tensor]) -> None:
         """Take `tensors` back, after the rows and the state."""
         if "mc_return" in saved:
-            found = saved["mc_return"].numpy()[-self.capacity :]  # the capacity may have changed since
-            stream = np.arange(self.total - len(found), self.total)
-            self._rows[stream % self.capacity, self.layout.slices["mc_return"].start] = found
+            self.store.load_returns(saved["mc_return"])
+        if self.priorities is not None:
+            priority = saved["priority"].numpy()[-self.capacity :]  # the capacity may have changed since
+            place = self.store.in_order()[-len(priority) :]
+            usable = self.hindsight.episodes.usable(place) if self.hindsight else np.ones(len(place), bool)
+            if self.hindsight:
+                priority = np.where(usable, priority, 0.0)
+            self.priorities.load(place, priority, ~usable)
+
+
+def _generator(seed: int) -> np.random.Generator:
+    return np.random.default_rng(np.random.SeedSequence([seed, 0x5EED]))
+
+
+def _united(cfg: ReplayConfig, prior: DatasetReplay | None) -> DatasetReplay | None:
+    """The dataset that a replay draws from as well."""
+    if not cfg.union:
+        return None
+    if prior is None:
+        raise UserError("replay.union=true draws from a dataset too and there is none; add dataset=..., or drop it.")
+    if prior.dataset.shares:
+        raise UserError(
+            "replay.union=true draws all rows alike and dataset.exact_per_batch=true keeps shares; choose one of the "
+            "two."
+        )
+    return prior
+
+
+def joined(first: np.ndarray, a: Gathered, b: Gathered) -> Gathered:
+    """Transitions in an order in which `first` [M] says which are the next ones of `a`; the others are those of `b`."""
+    mask = torch.from_numpy(first)
+
+    def join(x: Tensor, y: Tensor) -> Tensor:
+        made = x.new_empty((len(mask), *x.shape[1:]))
+        made[mask], made[~mask] = x, y
+        return made
+
+    apart = {name: (join(pair[0], b.apart[name][0]), join(pair[1], b.apart[name][1])) for name, pair in a.apart.items()}
+    return Gathered(join(a.rows, b.rows), apart)
+
+
+def cut(layout: Layout, gathered: Gathered, batch_size: int) -> Iterator[Batch]:
+    """Gathered transitions as minibatches."""
+    for start in range(0, len(gathered.rows), batch_size):
+        part, apart = slice(start, start + batch_size), gathered.apart
+        yield layout.batch(gathered.rows[part], apart and {n: (a[part], b[part]) for n, (a, b) in apart.items()})
 
 
 class Mixture:
     """Minibatches of which an exact share comes from prior data and the rest from a replay."""
 
-    def __init__(self, online: Replay, prior: Replay, fraction: float):
+    def __init__(self, online: Replay, prior: DatasetReplay, fraction: float):
         self.online = online
         self.prior = prior
         self.fraction = fraction  # of prior data; may be changed between calls of `sample`
@@ -322,12 +359,20 @@ class Mixture:
             for source, n in ((self.prior, n_prior), (self.online, batch_size - n_prior))
             if n > 0
         ]
-        rows = _interleave([(g.rows, n) for g, n in parts], n_batches)
-        outside = None
-        if parts[0][0].outside is not None:
-            pairs = [[(g.outside[k], n) for g, n in parts if g.outside is not None] for k in (0, 1)]
-            outside = (_interleave(pairs[0], n_batches), _interleave(pairs[1], n_batches))
-        yield from cut(self.online.layout, Gathered(rows, outside), batch_size)
+        rows = _interleave([(part.rows, n) for part, n in parts], n_batches)
+        apart = {
+            name: tuple(_interleave([(part.apart[name][k], n) for part, n in parts], n_batches) for k in (0, 1))
+            for name in parts[0][0].apart
+        }
+        yield from cut(self.online.layout, Gathered(rows, apart), batch_size)  # type: ignore[arg-type]
+
+    def state(self) -> dict[str, Any]:
+        """Of both sources; the share is the phase's."""
+        return {"online": self.online.state(), "prior": self.prior.state()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.online.load_state(state["online"])
+        self.prior.load_state(state["prior"])
 
 
 def _interleave(parts: list[tuple[Tensor, int]], n_batches: int) -> Tensor:
@@ -336,51 +381,68 @@ def _interleave(parts: list[tuple[Tensor, int]], n_batches: int) -> Tensor:
     return cat.view(-1, *cat.shape[2:])
 
 
-def cut(layout: Layout, gathered: Gathered, batch_size: int) -> Iterator[Batch]:
-    """Gathered transitions as minibatches."""
-    for start in range(0, len(gathered.rows), batch_size):
-        part = slice(start, start + batch_size)
-        outside = gathered.outside
-        yield layout.batch(gathered.rows[part], None if outside is None else (outside[0][part], outside[1][part]))
+class DatasetReplay:
+    """A dataset as a full store of one lane, so that both are read by the same code.
 
-
-class DatasetReplay(Replay):
-    """A dataset as a full replay, so that both are sampled by the same code."""
-
-    kind = "dataset"
+    `dataset` is the one that was given with its columns as views of the rows here, so that it is in memory once.
+    Observations that are images, or on disk, are read from where the dataset has them.
+    """
 
     def __init__(self, dataset: TransitionDataset, spec: Spec, discount: float, n_step: int, seed: int):
+        check_numbers(ReplayConfig(n_step=n_step), "replay")
         if n_step > 1:
             dataset.check_order("n-step returns")
-        cfg = UniformConfig(capacity=len(dataset), n_step=n_step)
-        self._dataset = dataset
-        on_disk = dataset.memory == "mmap"
-        super().__init__(cfg, spec, 1, discount, seed, mc_return=dataset.mc_return is not None, outside=on_disk)
-        self.add(
-            dataset.obs,
-            dataset.action,
-            dataset.reward,
-            dataset.next_obs,
-            dataset.terminated,
-            np.where(dataset.ends, 1.0 - dataset.terminated, 0.0),
-            dataset.mc_return,
-        )
+        self.n_step = n_step
+        self.on_disk = dataset.memory == "mmap"
+        layout = Layout(spec, mc_return=dataset.mc_return is not None, apart=self.on_disk)
+        needed = len(dataset) * (4 * layout.width + (n_step > 1))  # besides what stays where it is
+        with enough_memory(needed, f"A dataset of {len(dataset):,} transitions", self._smaller(bool(layout.apart))):
+            self.store = Store(layout, len(dataset), 1, discount, lambda slots: {}, find_ends=n_step > 1)
+        flags = (dataset.terminated, np.where(dataset.ends, 1.0 - dataset.terminated, 0.0))
+        self.store.add(dataset.obs, dataset.action, dataset.reward, dataset.next_obs, *flags, dataset.mc_return)
+        self.store.columns = {name: Pairs(dataset.obs, dataset.next_obs, 1) for name in layout.apart}
+        self.dataset = dataset.with_views(self.store.views())
+        self._rng = _generator(seed)
+
+    @staticmethod
+    def _smaller(apart: bool) -> Any:
+        on_disk = "" if apart else "leave its observations on disk with dataset.memory=mmap, or "
+        return lambda share: f"{on_disk}use a smaller one"
+
+    @property
+    def layout(self) -> Layout:
+        return self.store.layout
+
+    @property
+    def total(self) -> int:
+        return self.store.total
+
+    @property
+    def ready(self) -> bool:
+        return True
 
     @property
     def nbytes(self) -> int:
-        """Bytes besides those of the dataset, to which the observations outside the rows belong."""
-        return self.capacity * 4 * self.layout.width
+        """Bytes of the rows, which the columns of `dataset` are views of."""
+        return self.store.nbytes - sum(column.nbytes for column in self.store.columns.values())
 
-    def _smaller(self, share: float) -> str:
-        if self.layout.outside:
-            return "use a smaller one"
-        return "leave its observations on disk with dataset.memory=mmap, or use a smaller one"
+    def read(self, place: np.ndarray) -> Gathered:
+        """Transitions from these rows on."""
+        if self.n_step == 1:
+            return self.store.take(place)
+        return read_n_step(self.store, place, look_ahead(self.store, place, self.n_step))
 
-    def _make_outside(self) -> tuple[Any, Any]:
-        return self._dataset.obs, self._dataset.next_obs
+    def gather(self, batch_size: int, n_batches: int) -> Gathered:
+        """Transitions for `n_batches` minibatches, one after the other."""
+        return self.read(self.dataset.sample_rows(self._rng, batch_size, n_batches).ravel())
 
-    def _add_outside(self, at: Any, obs: np.ndarray, next_obs: np.ndarray) -> None:
-        """They are there already."""
+    def sample(self, batch_size: int, n_batches: int) -> Iterator[Batch]:
+        """`n_batches` minibatches, gathered at once."""
+        yield from cut(self.layout, self.gather(batch_size, n_batches), batch_size)
 
-    def indices(self, batch_size: int, n_batches: int) -> np.ndarray:
-        return self._dataset.sample_rows(self._rng, batch_size, n_batches).ravel()
+    def state(self) -> dict[str, Any]:
+        return {**self.store.counters(), "rng": self._rng.bit_generator.state}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.store.load_counters(state)
+        self._rng.bit_generator.state = state["rng"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from enum import Enum
@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from rlx.checkpoint import MALFORMED, Checkpoint, CheckpointStore, DamagedCheckpoint
 from rlx.config import PYTHON
 from rlx.data.columns import ALIASES, Array, assemble, printable
 from rlx.data.dataset import TransitionDataset
@@ -36,11 +37,13 @@ from rlx.data.files import (
     hdf5_map,
     hdf5_text,
 )
+from rlx.data.store import Layout, Store
 from rlx.data.torch_files import TorchTensors
 from rlx.envs.factory import EnvConfig, make_env
 from rlx.envs.vector import faults_told
 from rlx.errors import UserError
 from rlx.restoring import restoring
+from rlx.run_folder import refuse_link
 from rlx.system import enough_memory
 from rlx.types import Spec
 
@@ -329,8 +332,6 @@ def _number(h5: Any, key: str, file: Path, kinds: str) -> int:
 
 
 def read_run(path: str) -> TransitionDataset:
-    from rlx.checkpoint import read_replay
-
     if not path:
         raise UserError("No run given for the run dataset: say dataset.path=RUN_FOLDER.")
     folder = expanded(path)
@@ -343,6 +344,54 @@ def read_run(path: str) -> TransitionDataset:
     dataset.scaled = dataset.action.dtype.kind == "f"  # a replay holds actions as learners see them
     dataset.notes += ("rewards are as the learner of that run saw them, after its reward transform",)
     return dataset
+
+
+def read_replay(run_dir: Path) -> tuple[dict[str, Array], str]:
+    """The transitions in a run's latest checkpoint by field, env after env, each in the order of time; and the env id.
+
+    Actions and rewards are as the learner of that run saw them: scaled and transformed.
+    """
+    refuse_link(run_dir / "checkpoints")
+    checkpoints = CheckpointStore(run_dir / "checkpoints")
+    saved = checkpoints.latest()
+    if not saved.segments:
+        raise UserError(f"{run_dir} kept no replay (it was not an off-policy run); give the folder of one that did.")
+    if saved.spec.boxes:
+        raise UserError(f"{run_dir} has observations of several parts, which a dataset cannot hold; give another run.")
+    try:
+        return _arrays(checkpoints, saved), saved.spec.env_id
+    except (DamagedCheckpoint, *MALFORMED) as error:
+        text = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise UserError(f"The replay of {saved.path} cannot be read ({text}); give another run.") from error
+
+
+def _arrays(checkpoints: CheckpointStore, saved: Checkpoint) -> dict[str, Array]:
+    lanes, counters = len(saved.state["journal"]["episodes"]), saved.state["replay"]
+    room = lanes * max(counters["lanes"]) if "lanes" in counters else counters["total"] - saved.segments[0]["start"]
+    store: Store | None = None
+    for start, tensors in checkpoints.replay_segments(saved):
+        store = store or Store(_layout_of(saved.spec, tensors), room, lanes, 1.0)
+        store.load_segment(start, tensors)
+    assert store is not None
+    store.load_counters(counters)
+    parts: dict[str, list[Array]] = {
+        name: [] for name in ("obs", "action", "reward", "next_obs", "terminated", "truncated")
+    }
+    for place in map(store.history, range(lanes)):
+        gathered = store.take(place)
+        columns = store.layout.batch(*gathered)._asdict()
+        columns["truncated"] = store.layout.column(gathered.rows, "truncated")
+        columns["truncated"][-1:] = 1.0 - columns["terminated"][-1:]  # an episode that was still going on is cut
+        for name, column in parts.items():
+            column.append(columns[name].numpy())
+    return {name: np.concatenate(column) for name, column in parts.items()}
+
+
+def _layout_of(spec: Spec, tensors: Mapping[str, Any]) -> Layout:
+    """The layout that the rows of a segment have."""
+    apart = "obs" in tensors
+    plain = Layout(spec, apart=apart)
+    return plain if plain.width == tensors["rows"].shape[1] else Layout(spec, mc_return=True, apart=apart)
 
 
 def roll_out_random(env_or_id: EnvConfig | str, size: int, seed: int, trust: Sequence[str] = ()) -> TransitionDataset:

@@ -1,10 +1,14 @@
 """Windows of trajectories, for learners that read sequences.
 
-A window starts at a random row and covers up to `length` rows of the same episode. Shorter ones are padded with zeros,
-on the left by default (so that the newest row is always last), and `mask` is 1 where a row is real.
+A window starts at a random row and covers up to `length` rows of the same episode: episodes are drawn in proportion to
+their lengths, as Decision Transformer does. Shorter ones are padded with zeros, on the left by default (so that the
+newest row is always last), and `mask` is 1 where a row is real.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +17,7 @@ from torch import Tensor
 from rlx.data.columns import Array
 from rlx.data.dataset import TransitionDataset
 from rlx.errors import UserError
+from rlx.obs import map_obs
 from rlx.returns import discounted_returns
 from rlx.types import Windows
 
@@ -22,7 +27,7 @@ class WindowSampler:
 
     def __init__(self, dataset: TransitionDataset, length: int, discount: float = 1.0, pad: str = "left"):
         if length < 1:
-            raise UserError(f"Windows of length {length} are not possible; give 1 or more.")
+            raise UserError(f"Windows must have a length of at least 1 (length {length}).")
         if pad not in ("left", "right"):
             raise UserError(f"Windows cannot be padded on the '{pad}'; give left or right.")
         dataset.check_order("windows")
@@ -53,7 +58,7 @@ class WindowSampler:
 
         data = self.dataset
         return Windows(
-            obs=pick(data.obs),
+            obs=map_obs(pick, data.obs),
             action=pick(data.action),
             reward=pick(data.reward),
             return_to_go=pick(self.return_to_go),
@@ -61,6 +66,31 @@ class WindowSampler:
             timestep=pick(self.timestep),
             mask=torch.from_numpy(mask.astype(np.float32)),
         )
+
+
+class WindowReader:
+    """Minibatches of windows of a dataset: what a learner with `reads = Windows` learns from."""
+
+    def __init__(self, dataset: TransitionDataset, length: int, seed: int, discount: float = 1.0):
+        self.sampler = WindowSampler(dataset, length, discount)
+        self.total = len(dataset)
+        self._rng = np.random.default_rng(np.random.SeedSequence([seed, 0x5EED]))
+
+    @property
+    def ready(self) -> bool:
+        return True
+
+    def sample(self, batch_size: int, n_batches: int) -> Iterator[Windows]:
+        """`n_batches` minibatches of windows [batch_size, length, ...]."""
+        for _ in range(n_batches):
+            start = self.sampler.dataset.sample_rows(self._rng, batch_size, 1)[0]
+            yield self.sampler.at(start)
+
+    def state(self) -> dict[str, Any]:
+        return {"total": self.total, "rng": self._rng.bit_generator.state}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._rng.bit_generator.state = state["rng"]
 
 
 def sample_trajectory_windows(

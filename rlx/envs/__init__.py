@@ -4,7 +4,15 @@ from gymnasium.envs.registration import register, registry
 
 from rlx.envs.factory import EnvConfig, make_env, make_vector_env, probe, spec_of
 
-if "rlx/PointGoal-v0" not in registry:
-    register("rlx/PointGoal-v0", entry_point="rlx.envs.point_goal:PointGoal", max_episode_steps=50)
+SHIPPED = {  # id: entry point, steps of an episode
+    "rlx/CartPoleHidden-v0": ("rlx.envs.memory:CartPoleHidden", 500),
+    "rlx/PointGoal-v0": ("rlx.envs.point_goal:PointGoal", 50),
+    "rlx/PixelGoal-v0": ("rlx.envs.pixel_goal:PixelGoal", 32),
+    "rlx/PixelState-v0": ("rlx.envs.pixel_goal:PixelState", 32),
+    "rlx/Recall-v0": ("rlx.envs.memory:Recall", None),
+}
+for env_id, (entry_point, steps) in SHIPPED.items():
+    if env_id not in registry:
+        register(env_id, entry_point=entry_point, max_episode_steps=steps)
 
 __all__ = ["EnvConfig", "make_env", "make_vector_env", "probe", "spec_of"]

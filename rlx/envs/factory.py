@@ -18,11 +18,12 @@ from gymnasium import spaces
 from omegaconf import MISSING
 
 from rlx.config import PYTHON, trusted
-from rlx.envs.vector import AsyncEnvs, EnvFault, NativeEnvs, SyncEnvs, VectorEnv, said
+from rlx.envs.observations import FlattenGoal, boxes_of, with_arrays
+from rlx.envs.vector import AsyncEnvs, EnvFault, NativeEnvs, SyncEnvs, VectorEnv, what_it_did
 from rlx.errors import UserError, nearest, require, shown
-from rlx.fields import check_numbers, number
+from rlx.fields import check_number, check_numbers, number
 from rlx.system import usable_cpus
-from rlx.types import Goal, Spec
+from rlx.types import Box, Goal, Spec
 
 # What vectorization=auto goes by (benchmarks/env_throughput.py):
 NATIVE_FROM = 8  # envs from which a native implementation is the faster one
@@ -51,33 +52,6 @@ class EnvConfig:
     extra: str | None = None  # the extra of rlx that brings its dependencies
 
 
-class FlattenGoal(gym.ObservationWrapper):
-    """A goal env's dict as one vector: [observation | achieved_goal | desired_goal]; success is always `is_success`."""
-
-    def __init__(self, env: gym.Env):
-        super().__init__(env)
-        parts: Any = env.observation_space
-        size = sum(int(np.prod(parts[k].shape)) for k in ("observation", "achieved_goal", "desired_goal"))
-        self.observation_space = spaces.Box(-np.inf, np.inf, (size,), np.float32)
-
-    def observation(self, observation: dict[str, np.ndarray]) -> np.ndarray:
-        parts = (observation["observation"], observation["achieved_goal"], observation["desired_goal"])
-        return np.concatenate([np.ravel(p) for p in parts]).astype(np.float32)
-
-    def step(self, action: Any) -> tuple[np.ndarray, Any, bool, bool, dict[str, Any]]:
-        observation, reward, terminated, truncated, info = self.env.step(action)
-        if "success" in info:  # what the mazes of gymnasium-robotics call it
-            info.setdefault("is_success", info["success"])
-        return self.observation(observation), reward, terminated, truncated, info
-
-
-def is_goal_space(space: spaces.Space) -> bool:
-    """Has it goals that are arrays? Those that are dicts, as FrankaKitchen's, are flattened like any other dict."""
-    if not isinstance(space, spaces.Dict):
-        return False
-    return all(isinstance(space.get(k), spaces.Box) for k in ("observation", "achieved_goal", "desired_goal"))
-
-
 def from_python(cfg: EnvConfig) -> gym.Env:
     """An env that was given as a Python object, or made by a function that was."""
     make = getattr(cfg, "factory", None)
@@ -93,15 +67,17 @@ def from_python(cfg: EnvConfig) -> gym.Env:
 
 
 def make_env(cfg: EnvConfig, trust: Sequence[str] = (), **kwargs: Any) -> gym.Env:
-    """One environment whose observations are a single array; `trust` are the modules that an id may have imported."""
+    """One environment, with observations as arrays; `trust` are the modules that an id may have imported."""
     if cfg.id.startswith(PYTHON):
-        return _single_array(from_python(cfg))
+        return with_arrays(from_python(cfg))
     limit = {"max_episode_steps": cfg.max_episode_steps} if cfg.max_episode_steps else {}
     if not re.fullmatch(r"([\w.]+:)?[\w./-]+", cfg.id):
-        raise UserError(f"env.id={cfg.id!r} is no id of an environment; give one such as env.id=Pendulum-v1.")
+        raise UserError(f"env.id={cfg.id!r} is not an environment id; an example is env.id=Pendulum-v1.")
     module, colon, _ = cfg.id.partition(":")
     if colon and not trusted(module, trust):
-        raise UserError(f"env.id={cfg.id} imports {module}, which is not trusted; add trust=[{module}] to allow it.")
+        raise UserError(
+            f"env.id={cfg.id} imports {module}, which is not trusted; add trust=[{module}] to allow code from it."
+        )
     try:
         if cfg.extra in REGISTERED_BY:
             importlib.import_module(REGISTERED_BY[cfg.extra])
@@ -126,29 +102,20 @@ def make_env(cfg: EnvConfig, trust: Sequence[str] = (), **kwargs: Any) -> gym.En
         ) from error
     except gym.error.Error as error:
         raise UserError(
-            f"env.id={cfg.id} cannot be made ({shown(error)}); give one such as env.id=Pendulum-v1."
+            f"env.id={cfg.id} cannot be made ({shown(error)}); an id that can is env.id=Pendulum-v1."
         ) from error
     except Exception as error:
         raise _broken(cfg, error) from error
-    return _single_array(env)
+    return with_arrays(env)
 
 
 def _broken(cfg: EnvConfig, error: Exception) -> EnvFault:
     """An env whose own constructor fails."""
-    return EnvFault(f"{cfg.id} cannot be made: it {said(error)}.", traceback.format_exc())
-
-
-def _single_array(env: gym.Env) -> gym.Env:
-    space = env.observation_space
-    if is_goal_space(space):
-        return FlattenGoal(env)
-    if not isinstance(space, spaces.Box) or len(space.shape) not in (1, 3):  # vectors and images stay as they are
-        return gym.wrappers.FlattenObservation(env)
-    return env
+    return EnvFault(f"{cfg.id} cannot be made: it {what_it_did(error)}.", traceback.format_exc())
 
 
 def probe(env: gym.Env, cfg: EnvConfig) -> None:
-    """One step, where keywords are given that an env may only look at then."""
+    """One step, because an env may look at its keywords (if there are any) only then."""
     if not cfg.kwargs:
         return
     try:
@@ -158,12 +125,12 @@ def probe(env: gym.Env, cfg: EnvConfig) -> None:
     except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
         raise _unfit(cfg, error) from error
     except Exception:
-        return  # a fault of the env itself, which is told with its lane where the run meets it
+        return  # a fault of the env itself, which the run will report with its lane
 
 
 def _unfit(cfg: EnvConfig, error: Exception) -> UserError:
-    names = ", ".join(map(str, cfg.kwargs))  # without the values, which may come from the environment
-    return UserError(f"env.kwargs ({shown(names)}) does not fit {cfg.id}: {shown(error)}.")
+    names = ", ".join(map(str, cfg.kwargs)) or "none given"  # without the values, which may come from the environment
+    return UserError(f"env.kwargs ({shown(names)}) do not fit {cfg.id}: {shown(error)}.")
 
 
 def _unknown(env_id: str, error: Exception) -> str:
@@ -178,11 +145,18 @@ def _unknown(env_id: str, error: Exception) -> str:
 def spec_of(env: gym.Env, env_id: str) -> Spec:
     """Read the Spec off an environment made by `make_env`."""
     obs_space, action_space = env.observation_space, env.action_space
-    image = len(obs_space.shape or ()) == 3
+    if not isinstance(obs_space, spaces.Box | spaces.Dict):
+        raise UserError(
+            f"{env_id} has the observation space {obs_space}, which cannot be flattened to a vector; wrap it so that "
+            "it has a Box, Discrete, MultiDiscrete, MultiBinary, Tuple or Dict observation space."
+        )
+    boxes = boxes_of(obs_space)
+    single = boxes if isinstance(boxes, Box) else Box((), "float32")
     common: dict[str, Any] = {
         "env_id": env_id,
-        "obs_shape": tuple(int(n) for n in obs_space.shape or ()),
-        "obs_dtype": "uint8" if image and obs_space.dtype == np.uint8 else "float32",
+        "obs_shape": single.shape,
+        "obs_dtype": single.dtype,
+        "boxes": tuple(boxes.items()) if isinstance(boxes, dict) else (),
         "episode_limit": getattr(env.spec, "max_episode_steps", None),
         "goal": _goal_of(env),
     }
@@ -219,10 +193,11 @@ def make_vector_env(cfg: EnvConfig, num_envs: int | None = None, trust: Sequence
     """`num_envs` environments (default: as configured) behind one interface; `trust` as in `make_env`."""
     check_numbers(cfg, "env")
     n = cfg.num_envs if num_envs is None else num_envs
+    check_number(cfg, "num_envs", n, "env")
     kind, limit = cfg.vectorization, cfg.step_timeout
     most = MOST_ENVS.get(kind, max(MOST_ENVS.values()))
     if n > most:
-        raise UserError(f"env.num_envs={n} is more than rlx makes with env.vectorization={kind}; give at most {most}.")
+        raise UserError(f"env.num_envs must be at most {most:,} with env.vectorization={kind} (env.num_envs={n}).")
     if limit is not None:
         require(
             kind in ("async", "auto"),
@@ -240,10 +215,10 @@ def make_vector_env(cfg: EnvConfig, num_envs: int | None = None, trust: Sequence
         few = n <= MOST_ENVS["async"]
         kind = "async" if few and _workers_pay(cfg, n, trust) else "sync"
     if n > MOST_ENVS.get(kind, n):
-        raise UserError(f"env.num_envs={n} is more than rlx makes of {cfg.id}; give at most {MOST_ENVS[kind]}.")
+        raise UserError(f"env.num_envs must be at most {MOST_ENVS[kind]:,} for {cfg.id} (env.num_envs={n}).")
     kinds: dict[str, Callable[..., VectorEnv]] = {"sync": SyncEnvs, "async": partial(AsyncEnvs, timeout=limit)}
     if kind not in kinds:
-        raise UserError(f"env.vectorization={kind} is not known; choose sync, async, native or auto.")
+        raise UserError(f"Unknown env.vectorization {kind!r}. Choices: sync, async, native, auto.")
     allowed = tuple(trust)
     return kinds[kind]([lambda: make_env(cfg, allowed)] * n, cfg.id)
 
@@ -259,15 +234,15 @@ def _step_seconds(cfg: EnvConfig, trust: Sequence[str], steps: int = 5) -> float
     envs = SyncEnvs([lambda: make_env(cfg, trust)], cfg.id)
     envs.reset({0: 0})
     envs.action_space.seed(0)
-    found = []
+    seconds = []
     for _ in range(steps):
         start = time.perf_counter()
         step = envs.step([envs.action_space.sample()])
-        found.append(time.perf_counter() - start)
+        seconds.append(time.perf_counter() - start)
         if step.terminated[0] or step.truncated[0]:
             envs.reset({0: 0})
     envs.envs[0].close()
-    return min(found)
+    return min(seconds)
 
 
 def _native(cfg: EnvConfig, n: int) -> VectorEnv | None:

@@ -20,7 +20,7 @@ class PointGoal(gym.Env):
     """Push a point to a goal; sparse reward, 2-D."""
 
     def __init__(self) -> None:
-        box: dict[str, spaces.Space] = {
+        box: dict[str, spaces.Space[Any]] = {
             "observation": spaces.Box(-np.inf, np.inf, (4,), np.float32),
             "achieved_goal": spaces.Box(-np.inf, np.inf, (2,), np.float32),
             "desired_goal": spaces.Box(-np.inf, np.inf, (2,), np.float32),
@@ -28,7 +28,9 @@ class PointGoal(gym.Env):
         self.observation_space = spaces.Dict(box)
         self.action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict, dict]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         super().reset(seed=seed)
         self._position = np.zeros(2, np.float32)
         self._velocity = np.zeros(2, np.float32)
@@ -37,7 +39,7 @@ class PointGoal(gym.Env):
         self._goal = np.array([radius * np.cos(angle), radius * np.sin(angle)], np.float32)
         return self._observe(), {}
 
-    def step(self, action: np.ndarray) -> tuple[dict, float, bool, bool, dict]:
+    def step(self, action: np.ndarray) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
         force = np.clip(np.asarray(action, np.float32), -1.0, 1.0)
         self._velocity = DAMPING * self._velocity + FORCE * force
         self._position = np.clip(self._position + self._velocity, -1.5, 1.5)

@@ -6,18 +6,21 @@ import functools
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 
 @functools.cache
-def references() -> dict[str, dict]:
+def references() -> dict[str, dict[str, Any]]:
     """Reference returns by env id."""
-    return json.loads((Path(__file__).parent / "reference_scores.json").read_text())
+    known: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "reference_scores.json").read_text())
+    return known
 
 
 def normalized_score(env_id: str, ret: float) -> float | None:
     """100 * (ret - random) / (expert - random), or None where there is no reference; v4 shares the scale of v5."""
     known = references()
-    found = known.get(env_id) or known.get(re.sub(r"-v4$", "-v5", env_id))
-    if found is None:
+    reference = known.get(env_id) or known.get(re.sub(r"-v4$", "-v5", env_id))
+    if reference is None:
         return None
-    return 100.0 * (ret - found["random"]) / (found["expert"] - found["random"])
+    random, expert = float(reference["random"]), float(reference["expert"])
+    return 100.0 * (ret - random) / (expert - random)

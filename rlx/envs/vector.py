@@ -27,10 +27,14 @@ from typing import Any, NamedTuple, Protocol
 
 import gymnasium as gym
 import numpy as np
+from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from gymnasium.vector.async_vector_env import AsyncState
 
+from rlx.envs.observations import boxes_of
 from rlx.errors import RunFailed, UserError
+from rlx.obs import map_obs, row_like, rows_of, take_rows, zeros_obs
+from rlx.types import ObsArray
 
 PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal to get when the parent ends
 FLOAT32_MAX = float(np.finfo(np.float32).max)
@@ -52,13 +56,15 @@ class NonFiniteAction(RunFailed):
         super().__init__(f"The policy's actions are not finite: {_shown(action)}.")
 
 
-def is_finite(x: np.ndarray) -> bool:
+def is_finite(x: ObsArray) -> bool:
     """Are all numbers finite as float32, in which buffers keep them? The sum of squares tells, unless it is large."""
-    return x.dtype.kind != "f" or np.vdot(x, x) < FLOAT32_MAX or bool((np.abs(x) <= FLOAT32_MAX).all())
+    if isinstance(x, dict):
+        return all(is_finite(part) for part in x.values())
+    return x.dtype.kind != "f" or bool(np.vdot(x, x) < FLOAT32_MAX) or bool((np.abs(x) <= FLOAT32_MAX).all())
 
 
-def said(error: BaseException) -> str:
-    """What an env did, in one line: the kind of error, its message and where it was raised."""
+def what_it_did(error: BaseException) -> str:
+    """An env's error in one line that continues "the env ...": its kind, its message and where it was raised."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     if isinstance(error, SystemExit):
@@ -69,17 +75,17 @@ def said(error: BaseException) -> str:
 
 @contextmanager
 def faults_told(name: str) -> Iterator[None]:
-    """To use a single env in: whatever it raises is its fault, and a sentence."""
+    """Use a single env in this context: whatever it raises becomes an EnvFault, in a sentence."""
     try:
         yield
     except (UserError, RunFailed):
         raise
     except (Exception, SystemExit) as error:
-        raise EnvFault(f"{name} {said(error)}.", traceback.format_exc()) from error
+        raise EnvFault(f"{name} {what_it_did(error)}.", traceback.format_exc()) from error
 
 
 class Lanes:
-    """Where each of N envs is, so that a fault says where it was and can be brought about again."""
+    """Where each of N envs is, so that a fault can be located and reproduced."""
 
     def __init__(self, name: str, n: int):
         self.name = name
@@ -102,21 +108,31 @@ class Lanes:
             f"{self.name}, lane {lane}: {call} of the episode with seed {self._seeds[lane]} {problem}", trace
         )
 
-    def check_first(self, obs: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
-        for i, first in obs.items():
+    def check_first(self, obs: dict[int, Any]) -> dict[int, Any]:
+        for lane, first in obs.items():
             if not is_finite(first):
-                raise self.fault(i, f"gave the observation {_shown(first)}")
+                raise self.fault(lane, f"gave the observation {_bad_part(first)}")
         return obs
 
     def check(self, step: Step) -> Step:
         obs, reward = step.next_obs, step.reward
-        if obs.dtype.kind == "f" and np.vdot(obs, obs) + reward.dot(reward) < FLOAT32_MAX:  # nearly always, and quick
+        if isinstance(obs, np.ndarray) and obs.dtype.kind == "f":
+            small = np.vdot(obs, obs) + reward.dot(reward) < FLOAT32_MAX  # nearly always, and quick to see
+        else:
+            small = False
+        if small or (is_finite(obs) and is_finite(reward)):
             return step
-        if is_finite(obs) and is_finite(reward):
-            return step
-        lane = next(i for i in range(len(obs)) if not (is_finite(obs[i]) and is_finite(reward[i])))
-        what = f"reward {reward[lane]}" if is_finite(obs[lane]) else f"observation {_shown(obs[lane])}"
+        lane = next(i for i in range(len(reward)) if not (is_finite(take_rows(obs, i)) and is_finite(reward[i])))
+        seen = take_rows(obs, lane)
+        what = f"reward {reward[lane]}" if is_finite(seen) else f"observation {_bad_part(seen)}"
         raise self.fault(lane, f"gave the {what}")
+
+
+def _bad_part(obs: ObsArray) -> str:
+    """The observation, or the first part of it, that is not finite."""
+    if not isinstance(obs, dict):
+        return _shown(obs)
+    return next(f"{name}={_shown(part)}" for name, part in obs.items() if not is_finite(part))
 
 
 def _shown(array: np.ndarray) -> str:
@@ -127,7 +143,7 @@ def _shown(array: np.ndarray) -> str:
 class Step(NamedTuple):
     """What one step of N envs gave. The arrays are reused by the next step: copy what you keep."""
 
-    next_obs: np.ndarray  # [N, *obs_shape]; final observations where an episode ended
+    next_obs: ObsArray  # [N, *shape] of every part; final observations where an episode ended
     reward: np.ndarray  # [N] float64, raw
     terminated: np.ndarray  # [N] bool
     truncated: np.ndarray  # [N] bool
@@ -138,10 +154,10 @@ class VectorEnv(Protocol):
     """N environments, stepped together, reset one by one."""
 
     num_envs: int
-    action_space: gym.Space  # of one env
+    action_space: gym.Space[Any]  # of one env
 
-    def reset(self, seeds: dict[int, int]) -> dict[int, np.ndarray]:
-        """Reset env i with seed seeds[i]; the first observations."""
+    def reset(self, seeds: dict[int, int]) -> dict[int, ObsArray]:
+        """Reset env i with seed seeds[i]; their first observations, which are the caller's to keep."""
 
     def step(self, actions: Sequence[Any]) -> Step:
         """One action for each env, in env units."""
@@ -157,35 +173,35 @@ class SyncEnvs:
         self.num_envs = n = len(self.envs)
         self._lanes = Lanes(name, n)
         self.action_space = self.envs[0].action_space
-        space = self.envs[0].observation_space
-        dtype = np.uint8 if space.dtype == np.uint8 and len(space.shape or ()) == 3 else np.float32
-        self._obs = np.zeros((n, *(space.shape or ())), dtype)
+        self._obs = zeros_obs(boxes_of(self.envs[0].observation_space), n)
+        self._rows = rows_of(self._obs)
         self._reward = np.zeros(n)
         self._terminated = np.zeros(n, bool)
         self._truncated = np.zeros(n, bool)
         self._infos: list[dict[str, Any]] = [{} for _ in range(n)]
+        self._step = Step(self._obs, self._reward, self._terminated, self._truncated, self._infos)
 
-    def reset(self, seeds: dict[int, int]) -> dict[int, np.ndarray]:
+    def reset(self, seeds: dict[int, int]) -> dict[int, ObsArray]:
         self._lanes.begin(seeds)
-        found = {}
+        first = {}
         for i, seed in seeds.items():
             try:
-                found[i] = np.asarray(self.envs[i].reset(seed=seed)[0], self._obs.dtype)
+                first[i] = row_like(self._obs, self.envs[i].reset(seed=seed)[0])
             except (Exception, SystemExit) as error:
-                raise self._lanes.fault(i, said(error), traceback.format_exc()) from error
-        return self._lanes.check_first(found)
+                raise self._lanes.fault(i, what_it_did(error), traceback.format_exc()) from error
+        return self._lanes.check_first(first)
 
     def step(self, actions: Sequence[Any]) -> Step:
         self._lanes.step()
         i = 0
         try:
             for i, env in enumerate(self.envs):
-                self._obs[i], self._reward[i], self._terminated[i], self._truncated[i], self._infos[i] = env.step(
+                self._rows[i], self._reward[i], self._terminated[i], self._truncated[i], self._infos[i] = env.step(
                     actions[i]
                 )
         except (Exception, SystemExit) as error:
-            raise self._lanes.fault(i, said(error), traceback.format_exc()) from error
-        return self._lanes.check(Step(self._obs, self._reward, self._terminated, self._truncated, self._infos))
+            raise self._lanes.fault(i, what_it_did(error), traceback.format_exc()) from error
+        return self._lanes.check(self._step)
 
     def close(self) -> None:
         for env in self.envs:
@@ -196,20 +212,20 @@ class WorkerError(Exception):
     """What went wrong in a worker, in words that can be sent: problem and traceback."""
 
 
-class Telling(gym.Wrapper):
-    """An env in a worker, whose errors can all be sent to the trainer, as those of others' classes cannot."""
+class SendableErrors(gym.Wrapper):
+    """An env in a worker, whose errors can all be sent to the trainer; exceptions of unknown classes could not."""
 
     def reset(self, **kwargs: Any) -> Any:
-        return self._told(self.env.reset, **kwargs)
+        return self._call(self.env.reset, **kwargs)
 
     def step(self, action: Any) -> Any:
-        return self._told(self.env.step, action)
+        return self._call(self.env.step, action)
 
-    def _told(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _call(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         try:
             return call(*args, **kwargs)
         except (Exception, SystemExit) as error:
-            raise WorkerError(said(error), traceback.format_exc()) from None
+            raise WorkerError(what_it_did(error), traceback.format_exc()) from None
 
 
 class LaneError(Exception):
@@ -217,7 +233,7 @@ class LaneError(Exception):
 
 
 class Workers(AsyncVectorEnv):
-    """Gymnasium's processes, which say who failed, and which SIGKILL ends: they ignore SIGTERM."""
+    """Gymnasium's processes, which report the lane that failed. They ignore SIGTERM, so SIGKILL ends them."""
 
     def _raise_if_errors(self, successes: Iterable[bool]) -> None:
         if all(successes):
@@ -248,34 +264,34 @@ class AsyncEnvs:
     def __init__(self, makers: Sequence[Callable[[], gym.Env]], name: str = "env", timeout: float | None = None):
         home = os.getpid()
         in_main = threading.current_thread() is threading.main_thread()
-        sturdy = [lambda make=make: _in_worker(make, home, in_main) for make in makers]
+        worker_makers = [lambda make=make: _in_worker(make, home, in_main) for make in makers]
         self.num_envs = len(makers)
         self._lanes = Lanes(name, self.num_envs)
         self._timeout = timeout  # seconds for a step or a reset
         self._failed = False
         try:
-            self._envs = Workers(sturdy, autoreset_mode=AutoresetMode.DISABLED, daemon=True)
+            self._envs = Workers(worker_makers, copy=False, autoreset_mode=AutoresetMode.DISABLED, daemon=True)
         except (EOFError, OSError) as error:
             raise EnvFault(f"{name}: a process ended while it made its env ({error!r})") from error
         for process in self._envs.processes:  # by which the interpreter's exit would end them
             process._popen.terminate = process._popen.kill  # type: ignore[attr-defined]
         self.action_space = self._envs.single_action_space
-        space = self._envs.single_observation_space
-        self._dtype = np.uint8 if space.dtype == np.uint8 and len(space.shape or ()) == 3 else np.float32
+        self._obs = zeros_obs(boxes_of(self._envs.single_observation_space), self.num_envs)
 
-    def reset(self, seeds: dict[int, int]) -> dict[int, np.ndarray]:
+    def reset(self, seeds: dict[int, int]) -> dict[int, ObsArray]:
         self._lanes.begin(seeds)
         mask = np.zeros(self.num_envs, bool)
         mask[list(seeds)] = True
         every = [seeds.get(i) for i in range(self.num_envs)]
         obs, _ = self._answered("reset", every, {"reset_mask": mask})
-        return self._lanes.check_first({i: np.asarray(obs[i], self._dtype) for i in seeds})
+        return self._lanes.check_first({i: row_like(self._obs, take_rows(obs, i)) for i in seeds})
 
     def step(self, actions: Sequence[Any]) -> Step:
         self._lanes.step()
         obs, reward, terminated, truncated, infos = self._answered("step", np.stack([np.asarray(a) for a in actions]))
         infos = _per_env(infos, self.num_envs)
-        return self._lanes.check(Step(np.asarray(obs, self._dtype), reward, terminated, truncated, infos))
+        map_obs(np.copyto, self._obs, obs)  # out of the shared memory, where the next reset writes
+        return self._lanes.check(Step(self._obs, reward, terminated, truncated, infos))
 
     def _answered(self, call: str, *args: Any) -> Any:
         """What all workers answer to a call; a fault of the first one that does not."""
@@ -320,7 +336,7 @@ def _in_worker(make: Callable[[], gym.Env], home: int, in_main: bool) -> gym.Env
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     _end_with_parent(in_main)
-    return Telling(make())
+    return SendableErrors(make())
 
 
 def _end_with_parent(in_main: bool) -> None:
@@ -363,9 +379,10 @@ class NativeEnvs:
     @classmethod
     def fits(cls, env: gym.vector.VectorEnv) -> bool:
         env.reset(seed=0)
-        return all(hasattr(env.unwrapped, part) for part in cls.PARTS)
+        vectors = isinstance(env.single_observation_space, spaces.Box) and len(env.single_observation_space.shape) == 1
+        return vectors and all(hasattr(env.unwrapped, part) for part in cls.PARTS)
 
-    def reset(self, seeds: dict[int, int]) -> dict[int, np.ndarray]:
+    def reset(self, seeds: dict[int, int]) -> dict[int, ObsArray]:
         self._lanes.begin(seeds)
         inner: Any = self._env.unwrapped
         for i, seed in seeds.items():  # the draw that the single env makes
@@ -386,12 +403,12 @@ class NativeEnvs:
 
 def _per_env(infos: dict[str, Any], n: int) -> list[dict[str, Any]]:
     """Gymnasium's dict of arrays with `_key` masks, or of such dicts in turn, as one dict per env."""
-    found: list[dict[str, Any]] = [{} for _ in range(n)]
+    each_env: list[dict[str, Any]] = [{} for _ in range(n)]
     for key, values in infos.items():
         mask = infos.get(f"_{key}")
         if mask is None:
             continue
-        each = _per_env(values, n) if isinstance(values, dict) else values
+        parts = _per_env(values, n) if isinstance(values, dict) else values
         for i in np.flatnonzero(mask):
-            found[i][key] = each[i]
-    return found
+            each_env[i][key] = parts[i]
+    return each_env

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from rlx.algos.a2c import A2C, A2CConfig, a2c_loss
-from rlx.algos.ppo import experience
 from rlx.errors import UserError
+from rlx.losses import experience
 from rlx.types import Rollout, Spec
 
 KINDS = {"box": ((2,), ()), "discrete": ((), (3,)), "multi_discrete": ((2,), (3, 2))}

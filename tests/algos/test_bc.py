@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlx.algos.bc import BC, BCConfig, GaussianPolicy, bc_loss, bc_nll_loss
+from rlx.algos.bc import BC, BCConfig
 from rlx.errors import UserError
+from rlx.nn import BoundedGaussian
 from rlx.types import Batch, Spec
 
 BOX = Spec("box", (2,), "float32", "box", (1,), (-1.0,), (1.0,))
@@ -37,15 +38,6 @@ def behaviour(kind: str, obs: Tensor) -> Tensor:
     return 0.5 * torch.tanh(obs[:, :1])
 
 
-def test_losses_by_hand() -> None:
-    loss, metrics = bc_loss(torch.tensor([[1.0], [0.0]]), torch.tensor([[0.0], [2.0]]))
-    assert loss.item() == 2.5
-    assert {k: v.item() for k, v in metrics.items()} == {"loss/bc": 2.5}
-    loss, metrics = bc_nll_loss(torch.tensor([-1.0, -2.0]))
-    assert loss.item() == 1.5
-    assert {k: v.item() for k, v in metrics.items()} == {"loss/bc": 1.5}
-
-
 def test_discrete_loss_is_the_cross_entropy() -> None:
     learner = make(DISCRETE)
     obs, action = torch.randn(5, 2), torch.tensor([0, 1, 2, 2, 0])
@@ -54,7 +46,7 @@ def test_discrete_loss_is_the_cross_entropy() -> None:
 
 
 def test_gaussian_likelihood_by_hand() -> None:
-    policy = GaussianPolicy(2, 1, [4])
+    policy = BoundedGaussian(2, 1, [4])
     with torch.no_grad():
         for p in policy.net.parameters():
             p.zero_()
@@ -65,7 +57,7 @@ def test_gaussian_likelihood_by_hand() -> None:
 
 
 def test_gaussian_std_has_a_floor_and_samples_stay_in_the_box() -> None:
-    policy = GaussianPolicy(2, 1, [4])
+    policy = BoundedGaussian(2, 1, [4])
     with torch.no_grad():
         policy.log_std.fill_(-100.0)
     assert policy(torch.zeros(1, 2)).log_std.item() == -5.0
@@ -81,7 +73,7 @@ def test_gaussian_std_has_a_floor_and_samples_stay_in_the_box() -> None:
 
 
 def test_a_std_beyond_its_bound_finds_back() -> None:
-    policy = GaussianPolicy(2, 1, [4], log_std_range=(-6.0, 0.0))
+    policy = BoundedGaussian(2, 1, [4], log_std_range=(-6.0, 0.0))
     with torch.no_grad():
         policy.log_std.fill_(0.1)
     pi = policy(torch.zeros(1, 2))
@@ -91,7 +83,7 @@ def test_a_std_beyond_its_bound_finds_back() -> None:
 
 
 def test_dropout_is_for_training_only() -> None:
-    policy = GaussianPolicy(2, 1, [64], dropout=0.5)
+    policy = BoundedGaussian(2, 1, [64], dropout=0.5)
     obs = torch.randn(4, 2)
     assert torch.equal(policy.act(obs, explore=False), policy.act(obs, explore=False))
     assert not torch.equal(policy(obs).mean, policy(obs).mean)

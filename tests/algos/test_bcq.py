@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from rlx.algos.bcq import BCQ, BCQConfig, bcq_loss, perturbed, soft_min
+from rlx.algos.bcq import BCQ, BCQConfig, bcq_loss, perturbed
 from rlx.errors import UserError
 from rlx.types import Batch, Spec
 
@@ -38,10 +38,6 @@ def test_actor_loss_by_hand() -> None:
     loss, metrics = bcq_loss(torch.tensor([1.0, 4.0]), torch.tensor([[-1.0], [0.5]]))
     assert loss.item() == -2.5
     assert {k: v.item() for k, v in metrics.items()} == {"loss/actor": -2.5, "policy/perturbation": 0.75}
-
-
-def test_soft_minimum_by_hand() -> None:
-    assert soft_min(torch.tensor([[4.0, 1.0], [0.0, 5.0]]), lam=0.75).tolist() == [1.0, 2.0]
 
 
 def test_perturbations_are_small_and_stay_in_the_box() -> None:

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from rlx.algos.bear import BEAR, BEARConfig, Kernel, bear_loss, mmd, multiplier_loss, samples
+from rlx.algos.bear import BEAR, BEARConfig, Kernel, bear_loss, mmd, mmd_multiplier_loss, samples
 from rlx.errors import UserError
 from rlx.types import Batch, Spec
 
@@ -72,9 +72,9 @@ def test_actor_loss_by_hand() -> None:
     assert bear_loss(None, distance, multiplier)[0].item() == 1.5
 
 
-def test_multiplier_loss_by_hand() -> None:
+def test_mmd_multiplier_loss_by_hand() -> None:
     log_multiplier = torch.tensor(math.log(2.0), requires_grad=True)
-    loss, metrics = multiplier_loss(log_multiplier, torch.tensor([0.5, 0.1]), epsilon=0.05)
+    loss, metrics = mmd_multiplier_loss(log_multiplier, torch.tensor([0.5, 0.1]), epsilon=0.05)
     assert loss.item() == pytest.approx(-0.5)
     assert {k: v.item() for k, v in metrics.items()} == {
         "loss/multiplier": pytest.approx(-0.5),

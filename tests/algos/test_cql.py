@@ -9,7 +9,7 @@ import math
 import pytest
 import torch
 
-from rlx.algos.cql import CQL, CQLConfig, cql_loss, multiplier_loss, values
+from rlx.algos.cql import CQL, CQLConfig, cql_loss, gap_multiplier_loss, values
 from rlx.errors import UserError
 from rlx.nn import Critic
 from rlx.types import Batch, Spec
@@ -61,12 +61,12 @@ def test_the_weight_multiplies_the_gap_before_the_threshold_is_taken_off() -> No
 
 def test_the_multiplier_rises_above_the_threshold_and_is_bounded() -> None:
     log = torch.tensor(0.0, requires_grad=True)
-    above, metrics = multiplier_loss(log, torch.tensor([2.0, 2.0]), weight=3.0, threshold=4.0)
+    above, metrics = gap_multiplier_loss(log, torch.tensor([2.0, 2.0]), weight=3.0, threshold=4.0)
     assert torch.autograd.grad(above, log)[0].item() == -2.0  # down its gradient: up
     assert {k: v.item() for k, v in metrics.items()} == {"loss/multiplier": -2.0, "q/multiplier": 1.0}
-    below, _ = multiplier_loss(log, torch.tensor([1.0, 1.0]), weight=3.0, threshold=4.0)
+    below, _ = gap_multiplier_loss(log, torch.tensor([1.0, 1.0]), weight=3.0, threshold=4.0)
     assert torch.autograd.grad(below, log)[0].item() == 1.0
-    _, metrics = multiplier_loss(torch.tensor(100.0), torch.tensor([1.0]), weight=1.0, threshold=0.0)
+    _, metrics = gap_multiplier_loss(torch.tensor(100.0), torch.tensor([1.0]), weight=1.0, threshold=0.0)
     assert metrics["q/multiplier"].item() == 1e6
 
 

@@ -8,8 +8,9 @@ import math
 import pytest
 import torch
 
-from rlx.algos.discrete_sac import DiscreteSAC, DiscreteSACConfig, actor_loss, alpha_loss, critic_loss
+from rlx.algos.discrete_sac import DiscreteSAC, DiscreteSACConfig, expected_actor_loss, weighted_critic_loss
 from rlx.errors import UserError
+from rlx.losses import alpha_loss
 from rlx.nn import MLP
 from rlx.types import Batch, Spec
 
@@ -38,16 +39,16 @@ def constant(network: MLP, head: torch.Tensor) -> None:
 
 def test_critic_loss_by_hand() -> None:
     q, target = torch.tensor([[1.0, 2.0], [3.0, 2.0]]), torch.tensor([1.0, 0.0])
-    loss, metrics = critic_loss(q, target)
+    loss, metrics = weighted_critic_loss(q, target)
     assert loss.item() == 3.0  # half of (0 + 4) and (4 + 4), summed, over two rows
     assert {k: v.item() for k, v in metrics.items()} == {"loss/critic": 3.0, "q/mean": 2.0, "q/target": 0.5}
-    assert critic_loss(q, target, torch.tensor([1.0, 0.5]))[0].item() == 2.0
+    assert weighted_critic_loss(q, target, torch.tensor([1.0, 0.5]))[0].item() == 2.0
 
 
 def test_actor_loss_sums_over_the_actions() -> None:
     log_pi = torch.tensor([[0.5, 0.5], [0.25, 0.75]]).log()
     q = torch.tensor([[1.0, 3.0], [4.0, 0.0]])
-    loss, entropy, metrics = actor_loss(log_pi, q, torch.tensor(2.0))
+    loss, entropy, metrics = expected_actor_loss(log_pi, q, torch.tensor(2.0))
     entropies = [math.log(2.0), -0.25 * math.log(0.25) - 0.75 * math.log(0.75)]
     assert entropy.item() == pytest.approx(sum(entropies) / 2)
     assert loss.item() == pytest.approx((-2.0 * entropies[0] - 2.0 - 2.0 * entropies[1] - 1.0) / 2)
@@ -56,9 +57,9 @@ def test_actor_loss_sums_over_the_actions() -> None:
 
 def test_alpha_rises_while_the_entropy_is_too_low() -> None:
     log_alpha = torch.tensor(0.0, requires_grad=True)
-    low, _ = alpha_loss(log_alpha, torch.tensor(0.25), target_entropy=0.5)
+    low, _ = alpha_loss(log_alpha, torch.tensor(-0.25), target_entropy=0.5)
     assert torch.autograd.grad(low, log_alpha)[0].item() == -0.25
-    high, _ = alpha_loss(log_alpha, torch.tensor(1.0), target_entropy=0.5)
+    high, _ = alpha_loss(log_alpha, torch.tensor(-1.0), target_entropy=0.5)
     assert torch.autograd.grad(high, log_alpha)[0].item() == 0.5
 
 

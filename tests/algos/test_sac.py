@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from rlx.algos.sac import SAC, SACConfig, actor_loss, alpha_loss, critic_loss
+from rlx.algos.sac import SAC, SACConfig
 from rlx.errors import UserError
 from rlx.types import Batch, Spec
 
@@ -25,28 +25,6 @@ def bandit(n: int = 64, best: float = 0.5) -> Batch:
 def make(**options: object) -> SAC:
     torch.manual_seed(0)
     return SAC(SACConfig(**{"hidden": [32, 32], **options}), SPEC)
-
-
-def test_critic_loss_by_hand() -> None:
-    loss, metrics = critic_loss(torch.tensor([[1.0, 2.0], [3.0, 2.0]]), torch.tensor([1.0, 0.0]))
-    assert loss.item() == 3.0  # half of (0 + 4) and (4 + 4), summed, over two rows
-    assert {k: v.item() for k, v in metrics.items()} == {"loss/critic": 3.0, "q/mean": 2.0, "q/target": 0.5}
-
-
-def test_actor_loss_by_hand() -> None:
-    loss, metrics = actor_loss(torch.tensor([1.0, 3.0]), torch.tensor([-1.0, 2.0]), torch.tensor(0.5))
-    assert loss.item() == -1.75
-    assert {k: v.item() for k, v in metrics.items()} == {"loss/actor": -1.75, "policy/entropy": -0.5}
-
-
-def test_alpha_rises_while_the_entropy_is_too_low() -> None:
-    log_alpha = torch.tensor(0.0, requires_grad=True)
-    low, metrics = alpha_loss(log_alpha, torch.tensor([3.0]), target_entropy=-1.0)  # entropy -3 < -1
-    assert torch.autograd.grad(low, log_alpha)[0].item() == -2.0
-    assert set(metrics) == {"loss/alpha", "policy/alpha"}
-    assert metrics["policy/alpha"].item() == 1.0
-    high, _ = alpha_loss(log_alpha, torch.tensor([-1.0]), target_entropy=-1.0)
-    assert torch.autograd.grad(high, log_alpha)[0].item() == 2.0
 
 
 def test_names_of_the_metrics() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlx.algos.tqc import TQC, TQCConfig, critic_loss, half_squared_excess, quantile_huber, truncated
+from rlx.algos.tqc import TQC, TQCConfig, half_squared_excess, quantile_huber, quantile_loss, without_largest
 from rlx.config import compose_config
 from rlx.errors import UserError
 from rlx.types import Batch, Spec
@@ -43,13 +43,13 @@ def by_pairs(z: Tensor, y: Tensor) -> Tensor:
 
 def test_truncation_by_hand() -> None:
     quantiles = torch.tensor([[[5.0, 1.0, 3.0]], [[2.0, 9.0, 4.0]]])  # two critics, one row, three quantiles
-    assert truncated(quantiles, dropped=1).tolist() == [[1.0, 2.0, 3.0, 4.0]]
-    assert truncated(quantiles, dropped=0).tolist() == [[1.0, 2.0, 3.0, 4.0, 5.0, 9.0]]
+    assert without_largest(quantiles, dropped=1).tolist() == [[1.0, 2.0, 3.0, 4.0]]
+    assert without_largest(quantiles, dropped=0).tolist() == [[1.0, 2.0, 3.0, 4.0, 5.0, 9.0]]
 
 
 def test_truncation_does_not_mix_rows() -> None:
     quantiles = torch.tensor([[[1.0], [10.0]], [[2.0], [20.0]]])  # two critics, two rows, one quantile
-    assert truncated(quantiles, dropped=0).tolist() == [[1.0, 2.0], [10.0, 20.0]]
+    assert without_largest(quantiles, dropped=0).tolist() == [[1.0, 2.0], [10.0, 20.0]]
 
 
 def test_half_squared_excess_by_hand() -> None:
@@ -105,7 +105,7 @@ def test_the_loss_and_its_gradient_are_those_over_all_pairs(
 
 def test_equal_targets_and_quantiles_cost_nothing() -> None:
     z = torch.full((2, 3, 4), 7.0, requires_grad=True)
-    loss, metrics = critic_loss(z, torch.full((3, 6), 7.0))
+    loss, metrics = quantile_loss(z, torch.full((3, 6), 7.0))
     assert loss.item() == 0.0
     assert torch.autograd.grad(loss, z)[0].abs().max().item() < 1e-12
     assert {k: v.item() for k, v in metrics.items()} == {"loss/critic": 0.0, "q/mean": 7.0, "q/target": 7.0}

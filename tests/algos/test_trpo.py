@@ -7,9 +7,9 @@ import copy
 import pytest
 import torch
 
-from rlx.algos.ppo import experience
 from rlx.algos.trpo import TRPO, TRPOConfig, assign, conjugate_gradient, flat_grad
 from rlx.errors import UserError
+from rlx.losses import experience
 from rlx.types import Rollout, Spec
 
 KINDS = {"box": ((2,), ()), "discrete": ((), (3,)), "multi_discrete": ((2,), (3, 2))}

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import REGIMES, SMALL, tiny
+from helpers import REGIMES, SMALL, SMALL_TRANSFORMER, tiny
 
 import rlx
 from rlx.callbacks.schedule import movable
 from rlx.config import compose_config, learners, schemas
 from rlx.errors import UserError
 from rlx.trainers.trainer import Trainer
+from rlx.types import Windows
 
 NAMES = sorted(name.removeprefix("algo/") for name in schemas() if name.startswith("algo/"))
 
@@ -27,7 +28,8 @@ def overrides_of(name: str) -> list[str]:
     often = [f"algo.{f.name}=2" for f in fields(config) if f.name in ("target_interval", "policy_delay")]
     chosen = [f"algo={name}", env, "~algo_env"]
     regime = REGIMES[compose_config(chosen).trainer.regime]
-    return [*chosen, *SMALL, *nets, *regime, *often]
+    sequences = SMALL_TRANSFORMER if learners()[name].reads is Windows else ()
+    return [*chosen, *SMALL, *nets, *sequences, *regime, *often]
 
 
 @pytest.mark.parametrize("name", NAMES)

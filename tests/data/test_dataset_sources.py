@@ -186,11 +186,9 @@ def test_random_rollouts_need_a_size():
 
 
 def test_a_run_gives_its_replay_with_actions_as_they_are(tmp_path, monkeypatch):
-    import rlx.checkpoint
-
     (tmp_path / "checkpoints").mkdir()
     columns = arrays() | {"actions": np.full((60, 1), 0.5, np.float32)}
-    monkeypatch.setattr(rlx.checkpoint, "read_replay", lambda folder: (columns, "Pendulum-v1"))
+    monkeypatch.setattr("rlx.data.sources.read_replay", lambda folder: (columns, "Pendulum-v1"))
     data = load_run(RunConfig(path=str(tmp_path)), PENDULUM)
     assert data.action[0].tolist() == [0.5]  # scaled already, not scaled again
     assert any("reward transform" in note for note in data.notes)

@@ -7,8 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from rlx.data.hindsight import HindsightConfig, HindsightReplay
-from rlx.data.replay import Replay, UniformConfig
+from rlx.data.replay import Replay, ReplayConfig
 from rlx.envs import EnvConfig, make_env, spec_of
 from rlx.errors import UserError
 from rlx.rewards import RewardConfig, RewardTransform
@@ -18,25 +17,25 @@ ENV = make_env(EnvConfig(id="rlx/PointGoal-v0"))
 SPEC = spec_of(ENV, "rlx/PointGoal-v0")
 
 
-def make_replay(capacity: int = 64, num_envs: int = 1, fraction: float = 1.0) -> HindsightReplay:
-    cfg = HindsightConfig(capacity=capacity, relabel_fraction=fraction)
-    replay = HindsightReplay(cfg, SPEC, num_envs, discount=0.9, seed=0)
-    replay.connect(ENV, RewardTransform(RewardConfig()))
+def make_replay(capacity: int = 64, num_envs: int = 1, fraction: float = 1.0) -> Replay:
+    cfg = ReplayConfig(hindsight=True, capacity=capacity, relabel_fraction=fraction)
+    replay = Replay(cfg, SPEC, num_envs, discount=0.9, seed=0)
+    replay.attach_env(ENV, RewardTransform(RewardConfig()))
     return replay
 
 
-def add_episode(replay: HindsightReplay, length: int, tag: float, ends: bool = True) -> None:
+def add_episode(replay: Replay, length: int, tag: float, ends: bool = True) -> None:
     """Step t of episode `tag` moves the achieved goal from (tag, t) to (tag, t + 1); the desired goal is far away."""
     for t in range(length):
-        obs = np.array([[0, 0, 0, 0, tag, t, 99, 99]], np.float32).repeat(replay.num_envs, 0)
+        obs = np.array([[0, 0, 0, 0, tag, t, 99, 99]], np.float32).repeat(replay.lanes, 0)
         next_obs = obs.copy()
         next_obs[:, 5] = t + 1
-        last = np.full(replay.num_envs, ends and t == length - 1)
-        n = replay.num_envs
+        last = np.full(replay.lanes, ends and t == length - 1)
+        n = replay.lanes
         replay.add(obs, np.zeros((n, 2), np.float32), -np.ones(n), next_obs, np.zeros(n), last)
 
 
-def sample(replay: HindsightReplay, count: int = 200):
+def sample(replay: Replay, count: int = 200):
     return next(iter(replay.sample(count, 1)))
 
 
@@ -78,7 +77,7 @@ def test_the_reward_is_computed_for_the_new_goal():
 
 def test_the_reward_transform_applies_to_relabelled_rewards():
     replay = make_replay()
-    replay.connect(ENV, RewardTransform(RewardConfig(shift=5.0)))
+    replay.attach_env(ENV, RewardTransform(RewardConfig(shift=5.0)))
     add_episode(replay, 6, tag=1)
     assert set(sample(replay).reward.tolist()) == {4.0, 5.0}
 
@@ -125,13 +124,13 @@ def test_a_whole_episode_of_any_env_is_enough():
 
 
 def test_the_memory_of_episodes_is_counted():
-    plain = Replay(UniformConfig(capacity=64), SPEC, 1, 0.9, 0)
+    plain = Replay(ReplayConfig(capacity=64), SPEC, 1, 0.9, 0)
     assert make_replay(capacity=64).nbytes == plain.nbytes + 64 * 16  # two int64 per row
 
 
 def test_a_bonus_that_relabelled_goals_cannot_get_is_refused():
     with pytest.raises(UserError, match=r"use reward\.success_bonus=0"):
-        make_replay().connect(ENV, RewardTransform(RewardConfig(success_bonus=1.0)))
+        make_replay().attach_env(ENV, RewardTransform(RewardConfig(success_bonus=1.0)))
 
 
 @pytest.mark.parametrize(
@@ -149,9 +148,9 @@ def test_a_reward_that_cannot_judge_many_goals_is_refused(compute, said: str, mo
 
 
 def test_goals_are_not_left_as_they_were_for_want_of_an_env():
-    replay = HindsightReplay(HindsightConfig(capacity=64), SPEC, 1, discount=0.9, seed=0)
+    replay = Replay(ReplayConfig(hindsight=True, capacity=64), SPEC, 1, discount=0.9, seed=0)
     add_episode(replay, 4, tag=1)
-    with pytest.raises(RuntimeError, match="connected"):
+    with pytest.raises(RuntimeError, match="attach_env"):
         sample(replay)
 
 
@@ -180,8 +179,8 @@ def test_state_through_json_samples_the_same(num_envs: int):
 
 @pytest.mark.parametrize(
     ("spec", "change"),
-    [(SPEC._replace(goal=None), {}), (SPEC, {"relabel_fraction": 1.5}), (SPEC, {"n_step": 3})],
+    [(SPEC._replace(goal=None), {}), (SPEC, {"relabel_fraction": 1.5}), (SPEC, {"n_step": 0})],
 )
 def test_what_does_not_fit_is_refused(spec: Spec, change: dict):
     with pytest.raises(UserError):
-        HindsightReplay(HindsightConfig(capacity=10, **change), spec, 1, 0.9, 0)
+        Replay(ReplayConfig(hindsight=True, capacity=10, **change), spec, 1, 0.9, 0)

@@ -12,18 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rlx
-from rlx.data.prioritized import FAN_OUT, PrioritizedConfig, PrioritizedReplay, SumTree
+from rlx.data.prioritized import FAN_OUT, SumTree
+from rlx.data.replay import Replay, ReplayConfig
 from rlx.errors import UserError
 from rlx.types import Spec
 
 SPEC = Spec("x", (1,), "float32", "discrete", (), action_sizes=(2,))
 
 
-def make(capacity: int = 100, num_envs: int = 1, seed: int = 0, **options: float) -> PrioritizedReplay:
-    return PrioritizedReplay(PrioritizedConfig(capacity=capacity, **options), SPEC, num_envs, 0.5, seed)  # type: ignore[arg-type]
+def make(capacity: int = 100, num_envs: int = 1, seed: int = 0, **options: float) -> Replay:
+    return Replay(ReplayConfig(prioritized=True, capacity=capacity, **options), SPEC, num_envs, 0.5, seed)  # type: ignore[arg-type]
 
 
-def fill(replay: PrioritizedReplay, rows: int, start: int = 0) -> PrioritizedReplay:
+def fill(replay: Replay, rows: int, start: int = 0) -> Replay:
     for k in range(start, start + rows):
         x = np.full(1, k, np.float32)
         replay.add(x[:, None], np.zeros(1, np.int64), x, x[:, None] + 1, np.zeros(1), np.zeros(1))
@@ -86,7 +87,7 @@ def test_alpha_flattens_priorities() -> None:
 def test_weights_by_hand() -> None:
     replay = fill(make(alpha=1.0, beta=0.5, beta_end=0.5, eps=1e-9), 2)
     replay.prioritize(torch.arange(2), torch.tensor([1.0, 4.0]))
-    assert replay.weights(np.array([0, 1, 1])).tolist() == pytest.approx([1.0, 0.5, 0.5])  # (1/4)^0.5
+    assert replay.priorities.weights(np.array([0, 1, 1])).tolist() == pytest.approx([1.0, 0.5, 0.5])  # (1/4)^0.5
 
 
 def test_full_weights_make_the_mean_unbiased() -> None:
@@ -100,7 +101,7 @@ def test_full_weights_make_the_mean_unbiased() -> None:
 
 def test_beta_rises_with_the_minibatches() -> None:
     replay = fill(make(beta=0.5, beta_end=1.0, beta_batches=4), 2)
-    seen = [replay.beta for _ in replay.sample(2, 6)]
+    seen = [replay.priorities.beta for _ in replay.sample(2, 6)]
     assert seen == [0.625, 0.75, 0.875, 1.0, 1.0, 1.0]
 
 
@@ -151,7 +152,7 @@ def test_priorities_come_back_also_to_another_capacity(capacity: int) -> None:
     other.load_tensors(replay.tensors())
     kept = min(6, capacity)
     assert other.tensors()["priority"].tolist() == pytest.approx([0.0, 1.0, 2.0, 3.0, 4.0, 5.0][-kept:])
-    assert (other.drawn, other.largest) == (3, pytest.approx(5.0))
+    assert (other.priorities.drawn, other.priorities.largest) == (3, pytest.approx(5.0))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlx.data.dataset import TransitionDataset
-from rlx.data.replay import DatasetReplay, Layout, Mixture, Replay, UniformConfig
+from rlx.data.replay import DatasetReplay, Layout, Mixture, Replay, ReplayConfig
 from rlx.data.sources import read_npz
 from rlx.errors import UserError
 from rlx.types import Spec
@@ -25,12 +25,12 @@ IMAGE = Spec("x", (3, 4, 4), "uint8", "discrete", (), action_sizes=(3,))
 
 
 def make(spec: Spec = BOX, capacity: int = 8, num_envs: int = 1, n_step: int = 1, discount: float = 0.5) -> Replay:
-    return Replay(UniformConfig(capacity=capacity, n_step=n_step), spec, num_envs, discount, seed=0)
+    return Replay(ReplayConfig(capacity=capacity, n_step=n_step), spec, num_envs, discount, seed=0)
 
 
 def fill(replay: Replay, steps: int, start: int = 0, ends: dict[int, str] | None = None) -> None:
     """Step t of env e has obs (t, e), reward t + 1, next_obs (t + 1, e)."""
-    n, ends = replay.num_envs, ends or {}
+    n, ends = replay.lanes, ends or {}
     for t in range(start, start + steps):
         env = np.arange(n)
         flags = {k: np.full(n, ends.get(t) == k) for k in ("terminated", "truncated")}
@@ -39,8 +39,7 @@ def fill(replay: Replay, steps: int, start: int = 0, ends: dict[int, str] | None
 
 
 def rows_of(replay: Replay, index: list[int]) -> Any:
-    gathered = replay._n_step(np.array(index)) if replay.n_step > 1 else replay.take(np.array(index))
-    return replay.layout.batch(gathered.rows, gathered.outside)
+    return replay.layout.batch(*replay.read(np.array(index)))
 
 
 def test_a_row_comes_back_as_it_went_in() -> None:
@@ -156,7 +155,7 @@ def test_n_step_returns_equal_a_slow_loop(num_envs: int, n: int, capacity: int, 
 
 
 def test_monte_carlo_returns_are_known_when_an_episode_ends() -> None:
-    replay = Replay(UniformConfig(capacity=8), BOX, 2, 0.5, seed=0, mc_return=True)
+    replay = Replay(ReplayConfig(capacity=8), BOX, 2, 0.5, seed=0, mc_return=True)
     fill(replay, 3, ends={0: "terminated"})
     unknown = [-np.inf, -np.inf]
     assert rows_of(replay, list(range(6))).mc_return.tolist() == [1.0, 1.0, *unknown, *unknown]
@@ -164,7 +163,7 @@ def test_monte_carlo_returns_are_known_when_an_episode_ends() -> None:
     assert rows_of(replay, list(range(8))).mc_return.tolist() == [1.0, 1.0, 4.5, 4.5, 5.0, 5.0, 4.0, 4.0]
     fill(replay, 2, start=4, ends={5: "terminated"})  # over the oldest rows: rewards 5, 6
     assert rows_of(replay, list(range(8))).mc_return.tolist() == [8.0, 8.0, 6.0, 6.0, 5.0, 5.0, 4.0, 4.0]
-    again = Replay(UniformConfig(capacity=8), BOX, 2, 0.5, seed=0, mc_return=True)
+    again = Replay(ReplayConfig(capacity=8), BOX, 2, 0.5, seed=0, mc_return=True)
     fill(again, 6)
     again.load_tensors(replay.tensors())
     assert rows_of(again, list(range(8))).mc_return.equal(rows_of(replay, list(range(8))).mc_return)
@@ -179,7 +178,7 @@ def test_monte_carlo_returns_are_known_when_an_episode_ends() -> None:
     ],
 )
 def test_a_failure_that_was_cut_off_goes_on_for_ever(rewards: list[float], end: str, expected: list[float]) -> None:
-    replay = Replay(UniformConfig(capacity=8), BOX, 1, 0.5, seed=0, mc_return=True)
+    replay = Replay(ReplayConfig(capacity=8), BOX, 1, 0.5, seed=0, mc_return=True)
     obs = np.zeros((1, 2), np.float32)
     for i, reward in enumerate([1.0, *rewards]):  # after an episode of one step
         over = {"terminated": np.array([i == 0]), "truncated": np.array([False])}
@@ -190,7 +189,7 @@ def test_a_failure_that_was_cut_off_goes_on_for_ever(rewards: list[float], end: 
 
 
 def test_only_the_env_whose_episode_ended_gets_its_returns() -> None:
-    replay = Replay(UniformConfig(capacity=8), BOX, 2, 0.5, seed=0, mc_return=True)
+    replay = Replay(ReplayConfig(capacity=8), BOX, 2, 0.5, seed=0, mc_return=True)
     obs, flags = np.zeros((2, 2), np.float32), np.array([False, True])
     replay.add(obs, np.zeros((2, 1)), np.array([1.0, 2.0]), obs, flags, np.zeros(2, bool))
     assert rows_of(replay, [0, 1]).mc_return.tolist() == [-np.inf, 2.0]
@@ -227,7 +226,7 @@ def test_segments_put_everything_back(spec: Spec, total: int) -> None:
     for start, _, tensors in segments:
         twin.load_segment(start, tensors)
     twin.load_state(replay.state())
-    assert np.array_equal(twin._rows, replay._rows)
+    assert np.array_equal(twin.store.rows, replay.store.rows)
     for x, y in zip(replay.sample(4, 2), twin.sample(4, 2), strict=True):
         assert torch.equal(x.obs, y.obs)
         assert torch.equal(x.next_obs, y.next_obs)

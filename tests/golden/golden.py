@@ -21,7 +21,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from rlx.learner import AlgoConfig, Learner
-from rlx.types import Batch, Rollout, Spec
+from rlx.types import Batch, Rollout, Spec, Windows
 
 FOLDER = Path(__file__).parent
 KINDS = ("normal", "uniform", "permutation")
@@ -40,7 +40,7 @@ class Golden(NamedTuple):
     spec: Spec
     initial: dict[str, Tensor]  # the learner's state_dict before the first update
     final: dict[str, Tensor]  # and after the last one
-    batches: list[Any]  # one Batch, or Rollout, for each update
+    batches: list[Any]  # one Batch, Rollout or Windows for each update
     draws: dict[str, list[Draw]]  # by name, in the order of their use
 
 
@@ -89,9 +89,15 @@ def spec_of(sizes: dict[str, int]) -> Spec:
 
 
 def batches_of(columns: dict[str, Tensor], discount: float) -> list[Any]:
-    """Columns [N, ...] of N updates; time-first rollouts have `truncated`, batches have no need of it."""
+    """Columns [N, ...] of N updates; time-first rollouts have `truncated`, windows `mask`, batches need neither."""
+    if "mask" in columns:
+        return [Windows(**{k: v[i] for k, v in columns.items()}) for i in range(len(columns["obs"]))]
     if "truncated" in columns:
-        return [Rollout(**{k: v[i] for k, v in columns.items()}) for i in range(len(columns["obs"]))]
+        parts = [columns.pop(key) for key in sorted(columns) if key.startswith("carry.")]
+        return [
+            Rollout(**{k: v[i] for k, v in columns.items()}, carry=tuple(part[i] for part in parts))
+            for i in range(len(columns["obs"]))
+        ]
     columns.setdefault("discount", torch.full_like(columns["reward"], discount))
     return [Batch(**{k: v[i] for k, v in columns.items()}) for i in range(len(columns["obs"]))]
 

@@ -14,6 +14,7 @@ from rlx.algos.bcq import BCQ, BCQConfig
 from rlx.algos.bear import BEAR, BEARConfig
 from rlx.algos.cal_ql import CalQL, CalQLConfig
 from rlx.algos.cql import CQL, CQLConfig
+from rlx.algos.dt import DT, Activation, DTConfig
 from rlx.algos.iql import IQL, IQLConfig
 from rlx.algos.rlpd import RLPD, RLPDConfig
 from rlx.algos.td3_bc import TD3BC, TD3BCConfig
@@ -21,6 +22,10 @@ from rlx.algos.td3_bc import TD3BC, TD3BCConfig
 
 def awac(weighting: str, **fields: Any) -> AWACConfig:
     return AWACConfig(weighting=Weighting(weighting), **fields)
+
+
+def dt(activation: str, **fields: Any) -> DTConfig:
+    return DTConfig(activation=Activation(activation), **fields)
 
 
 BEAR_DRAWS = [["vae", "next_action", "latents", "action"]]
@@ -36,6 +41,7 @@ CASES = {
     "cal_ql": Case(CalQL, CalQLConfig, 2e-6, [["next_actions", "uniform", "drawn", "action"]]),
     "cql": Case(CQL, CQLConfig, 2e-6, [["next_action", "uniform", "drawn", "action"]]),
     "cql_lagrange": Case(CQL, CQLConfig, 2e-6, [["next_actions", "uniform", "drawn", "action"]]),
+    "dt": Case(DT, dt, 5e-7, fixed=["obs_mean", "obs_std", "best_return"]),
     "iql": Case(IQL, IQLConfig, 3e-6),
     "rlpd": Case(RLPD, RLPDConfig, 5e-6, [*RLPD_STEPS, [*RLPD_STEPS[0], "action"]]),
     "td3_bc": Case(TD3BC, TD3BCConfig, 8e-7, [["target_noise"]], fixed=["obs_mean", "obs_std"]),

@@ -9,13 +9,14 @@ import golden
 import pytest
 from golden import Case
 
-import rlx.batchrenorm
+import rlx.nn.fused
 from rlx.algos.a2c import A2C, A2CConfig
 from rlx.algos.crossq import CrossQ, CrossQConfig
 from rlx.algos.ddpg import DDPG, DDPGConfig
 from rlx.algos.discrete_sac import DiscreteSAC, DiscreteSACConfig
 from rlx.algos.dqn import DQN, DQNConfig
 from rlx.algos.ppo import PPO, PPOConfig
+from rlx.algos.ppo_lstm import PPOLSTM, PPOLSTMConfig
 from rlx.algos.redq import REDQ, REDQConfig
 from rlx.algos.sac import SAC, SACConfig
 from rlx.algos.td3 import TD3, TD3Config
@@ -34,6 +35,9 @@ CASES = {
     "a2c_discrete": Case(A2C, A2CConfig, 1.2e-6),
     "ppo": Case(PPO, PPOConfig, 1e-5, [["rows"] * 4]),
     "ppo_discrete": Case(PPO, PPOConfig, 1e-5, [["rows"] * 4]),
+    "ppo_lstm": Case(PPOLSTM, PPOLSTMConfig, 1e-6, [["lanes"] * 3]),
+    "ppo_lstm_discrete": Case(PPOLSTM, PPOLSTMConfig, 1e-6, [["lanes"] * 3]),
+    "ppo_lstm_shared": Case(PPOLSTM, PPOLSTMConfig, 1e-6, [["lanes"] * 3]),
     "trpo": Case(TRPO, TRPOConfig, 4e-5, [["rows"] * 3]),
     "trpo_discrete": Case(TRPO, TRPOConfig, 4e-6, [["rows"] * 3]),
     "redq": Case(REDQ, REDQConfig, 2e-6, [["members", "next_action"]] * 4 + [["members", "next_action", "action"]]),
@@ -46,7 +50,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_the_weights_are_those_of_the_reference(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if name == "crossq_renorm":  # where eps is small, so is the difference of the two formulas
-        monkeypatch.setattr(rlx.batchrenorm, "EPS", 1e-20)
+        monkeypatch.setattr(rlx.nn.fused, "RENORM_EPS", 1e-20)
     golden.check(name, CASES[name])
 
 

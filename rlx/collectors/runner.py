@@ -8,21 +8,16 @@ proves that the env is where it was. An env that does not replay exactly starts 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
-from gymnasium import spaces
 
+from rlx.collectors.base import FinishedEpisode
+from rlx.envs.actions import to_env_units
 from rlx.envs.vector import Step, VectorEnv
-
-
-class Episode(NamedTuple):
-    """A finished training episode."""
-
-    ret: float  # raw return
-    length: int
-    info: dict[str, Any]  # the env's info at its last step
+from rlx.obs import map_obs, parts_of, set_rows, stack_obs, take_rows
+from rlx.types import ObsArray
 
 
 class Journal(NamedTuple):
@@ -33,36 +28,12 @@ class Journal(NamedTuple):
     actions: list[np.ndarray]  # actions since the episode began, per env
 
 
-def box_scale(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Half the width, the middle and the limit of a learner's action, by dimension; unbounded ones are left alone."""
-    bounded = np.isfinite(low) & np.isfinite(high)
-    low, high = np.where(bounded, low, low.dtype.type(-1)), np.where(bounded, high, high.dtype.type(1))
-    return (high - low) / 2, (high + low) / 2, np.where(bounded, low.dtype.type(1), low.dtype.type(np.inf))
-
-
-def to_env_units(space: spaces.Space) -> Callable[[np.ndarray], Any]:
-    """The map from the learner's actions, [-1, 1] or counted from 0, to those of the env."""
-    if isinstance(space, spaces.Box):
-        half, middle, limit = box_scale(space.low.ravel(), space.high.ravel())
-
-        def scale(action: np.ndarray) -> np.ndarray:
-            return (np.minimum(np.maximum(action, -limit), limit) * half + middle).reshape((-1, *space.shape))
-
-        return scale
-    if isinstance(space, spaces.Discrete):
-        start = int(space.start)
-        return lambda action: [int(a) + start for a in action]
-    assert isinstance(space, spaces.MultiDiscrete)
-    first = space.start
-    return lambda action: action + first
-
-
 def episode_seed(seed: int, env: int, episode: int) -> int:
     return int(np.random.SeedSequence([seed, env, episode]).generate_state(1)[0])
 
 
-def _hash(obs: np.ndarray) -> str:
-    return hashlib.sha256(np.ascontiguousarray(obs).tobytes()).hexdigest()
+def _hash(obs: ObsArray) -> str:
+    return hashlib.sha256(b"".join(part.tobytes() for part in parts_of(obs))).hexdigest()
 
 
 class Runner:
@@ -79,9 +50,9 @@ class Runner:
         self._starts = [0] * self.num_envs  # where on the tape each env's episode begins
         self._return = np.zeros(self.num_envs)
         self._length = np.zeros(self.num_envs, np.int64)
-        self.obs = np.stack(list(self._begin(range(self.num_envs)).values()))  # what to act on next
+        self.obs: ObsArray = stack_obs(list(self._begin(range(self.num_envs)).values()))  # what to act on next
 
-    def _begin(self, indices: Iterable[int]) -> dict[int, np.ndarray]:
+    def _begin(self, indices: Iterable[int]) -> dict[int, Any]:
         """New episodes for these envs; their first observations."""
         indices = [int(i) for i in indices]
         for i in indices:
@@ -91,20 +62,20 @@ class Runner:
             self._episodes[i] += 1
         return self.envs.reset({i: episode_seed(self._seed, i, self._episodes[i]) for i in indices})
 
-    def step(self, action: np.ndarray) -> tuple[Step, list[Episode]]:
+    def step(self, action: np.ndarray) -> tuple[Step, list[FinishedEpisode]]:
         """Act in every env. `self.obs` moves on, past the reset where an episode ended."""
         step = self.envs.step(self._to_env(action))
         self._return += step.reward
         self._length += 1
         self._tape.append(action.copy())
-        self.obs = step.next_obs.copy()
+        self.obs = map_obs(np.ndarray.copy, step.next_obs)
         ended = np.flatnonzero(step.terminated | step.truncated).tolist()
         if not ended:
             return step, []
-        finished = [Episode(float(self._return[i]), int(self._length[i]), step.infos[i]) for i in ended]
+        finished = [FinishedEpisode(float(self._return[i]), int(self._length[i]), step.infos[i]) for i in ended]
         infos = list(step.infos)
         for i, obs in self._begin(ended).items():
-            self.obs[i] = obs
+            set_rows(self.obs, i, obs)
         past = min(self._starts) - self._first
         if past > 1000:  # nobody's episode reaches back that far
             del self._tape[:past]
@@ -112,7 +83,7 @@ class Runner:
         return step._replace(infos=infos), finished
 
     def journal(self) -> Journal:
-        hashes = [_hash(obs) for obs in self.obs]
+        hashes = [_hash(take_rows(self.obs, i)) for i in range(self.num_envs)]
         tapes = [self._tape[start - self._first :] for start in self._starts]
         actions = [np.array([action[i] for action in tape]) for i, tape in enumerate(tapes)]
         return Journal(list(self._episodes), hashes, actions)
@@ -125,7 +96,7 @@ class Runner:
         """
         lengths = np.array([len(actions) for actions in journal.actions])
         self._episodes = [n - 1 for n in journal.episodes]
-        self.obs = np.stack(list(self._begin(range(self.num_envs)).values()))
+        self.obs = stack_obs(list(self._begin(range(self.num_envs)).values()))
         for left in range(int(lengths.max()), 0, -1):
             self._rewind(np.flatnonzero(lengths == left))
             played = [actions[max(len(actions) - left, 0)] if len(actions) else None for actions in journal.actions]
@@ -133,14 +104,14 @@ class Runner:
             step = self.envs.step(self._to_env(np.stack([idle if a is None else a for a in played])))
             self._return += step.reward
             self._length += 1
-            self.obs = step.next_obs.copy()
+            self.obs = map_obs(np.ndarray.copy, step.next_obs)
             waiting = (lengths < left) & (step.terminated | step.truncated)
             self._rewind(np.flatnonzero(waiting))
         self._rewind(np.flatnonzero(lengths == 0))
-        lost = [i for i, obs in enumerate(self.obs) if _hash(obs) != journal.hashes[i]]
+        lost = [i for i in range(self.num_envs) if _hash(take_rows(self.obs, i)) != journal.hashes[i]]
         self._retape(journal.actions)
         for i, obs in self._begin(lost).items() if lost else ():
-            self.obs[i] = obs
+            set_rows(self.obs, i, obs)
         return lost
 
     def _retape(self, actions: list[np.ndarray]) -> None:
@@ -156,4 +127,4 @@ class Runner:
         for i in indices:
             self._episodes[i] -= 1
         for i, obs in self._begin(indices).items() if len(indices) else ():
-            self.obs[i] = obs
+            set_rows(self.obs, i, obs)

@@ -12,6 +12,7 @@ from helpers import rows, tiny
 
 import rlx
 from rlx.callbacks.bus import CallbackBus
+from rlx.collectors import LocalCollector, Steps
 from rlx.errors import UserError
 from rlx.learner import Learner
 from rlx.trainers.trainer import Trainer
@@ -107,14 +108,20 @@ def test_no_update_before_the_warm_up_is_over(events: list[tuple[str, int, int]]
 
 
 def test_random_actions_end_where_learning_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    acted: list[int] = []
-    original = Trainer._act
+    taken: list[Steps] = []
+    acted: list[int] = []  # env steps that were taken before the policy acted
+    collect, original = LocalCollector.collect, LocalCollector._act
 
-    def act(self: Trainer, *args: Any) -> Any:
-        acted.append(self.state.env_steps)
-        return original(self, *args)
+    def counted(self: LocalCollector, n: int) -> Steps:
+        taken.append(collect(self, n))
+        return taken[-1]
 
-    monkeypatch.setattr(Trainer, "_act", act)
+    def act(self: LocalCollector, obs: Any) -> Any:
+        acted.append(len(taken))
+        return original(self, obs)
+
+    monkeypatch.setattr(LocalCollector, "collect", counted)
+    monkeypatch.setattr(LocalCollector, "_act", act)
     train(tmp_path, "off_policy", "~callbacks.evaluate")
     assert acted == list(range(50, 130))
 
@@ -157,6 +164,11 @@ def test_the_mixture_that_was_used_is_logged(tmp_path: Path) -> None:
     train(tmp_path, "offline_to_online", "trainer.offline_batch_ratio=0.3", "trainer.pretrain_updates=0")
     logged = [r["data/prior_fraction"] for r in rows(tmp_path / "run") if r["kind"] == "train"]
     assert set(logged) == {5 / 16}  # of a batch of 16, what is nearest to 30 %
+
+
+def test_a_phase_is_the_one_truth_about_its_mixture(tmp_path: Path) -> None:
+    train(tmp_path, "offline_to_online", "trainer.phases.online.offline_fraction=0.75", "trainer.pretrain_updates=0")
+    assert {r["data/prior_fraction"] for r in rows(tmp_path / "run") if r["kind"] == "train"} == {12 / 16}
 
 
 def test_rewards_are_transformed_for_the_learner_and_raw_in_evaluation(

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlx.nn import Adam
-from rlx.vae import BLOCK_ROWS, VAE, by_blocks, vae_loss
+from rlx.nn.vae import BLOCK_ROWS, VAE, by_blocks, vae_loss
 
 
 def test_loss_by_hand() -> None:

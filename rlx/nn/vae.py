@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from rlx.nn import MLP, noise_like
+from rlx.nn.fused import noise_like
+from rlx.nn.mlp import MLP
 from rlx.types import Metrics
 
 LOG_STD_MIN, LOG_STD_MAX = -4.0, 15.0

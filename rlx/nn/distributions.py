@@ -1,4 +1,4 @@
-"""Action distributions of the on-policy algorithms, and the networks that yield them.
+"""Action distributions as thin views on tensors.
 
 A distribution is a thin view on tensors: it samples, scores and compares, and costs no more than these tensor
 operations. All of them treat the last dimension as one action:
@@ -14,16 +14,14 @@ gradient: `gradient` of a distribution, `trace` and `backward` of a `Perceptron`
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from rlx.errors import UserError
-from rlx.nn import MLP, noise_like
-from rlx.types import Spec
+from rlx.nn.fused import noise_like
 
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
@@ -130,96 +128,3 @@ class DiagGaussian:
         inverse = (-self.log_std).exp()
         z = (action - self.mean) * inverse
         return [weight.unsqueeze(-1) * z * inverse, weight @ (z.square() - 1.0) + entropy_weight * len(weight)]
-
-
-class Perceptron(MLP):
-    """An MLP, orthogonal at the start, that can also be differentiated without autograd."""
-
-    GRADIENTS: ClassVar[dict[str, Callable[[Tensor, Tensor], Tensor]]] = {  # of an activation, by its output
-        "tanh": torch.ops.aten.tanh_backward,
-        "relu": lambda grad, y: torch.ops.aten.threshold_backward(grad, y, 0),
-    }
-
-    def __init__(self, sizes: Sequence[int], activation: str, final_gain: float):
-        if activation not in self.GRADIENTS:
-            raise UserError(f"activation={activation} is not possible here; choose {' or '.join(self.GRADIENTS)}.")
-        super().__init__(sizes, activation=activation, init="orthogonal", final_gain=final_gain)
-        self._pairs = tuple(zip(self.weights, self.biases, strict=True))
-        self._activate = {"tanh": torch.tanh_, "relu": torch.relu_}[activation]
-        self._slope = self.GRADIENTS[activation]
-
-    def trace(self, x: Tensor) -> list[Tensor]:
-        """What each layer reads and, last, the output; for use without gradients."""
-        found = [x]
-        for weight, bias in self._pairs[:-1]:
-            found.append(self._activate(torch.addmm(bias, found[-1], weight)))
-        weight, bias = self._pairs[-1]
-        found.append(torch.addmm(bias, found[-1], weight))
-        return found
-
-    def backward(self, trace: list[Tensor], grad: Tensor, out: Sequence[Tensor]) -> None:
-        """Write the gradients of all weights, then of all biases, into `out`; `grad` is that of the output."""
-        depth = len(self._pairs)
-        for i in reversed(range(depth)):
-            torch.mm(trace[i].t(), grad, out=out[i])
-            torch.sum(grad, 0, out=out[depth + i])
-            if i > 0:
-                grad = self._slope(grad.mm(self._pairs[i][0].t()), trace[i])
-
-
-def first_log_std(spec: Spec, log_std: float | None) -> Tensor:
-    """The log_std [dim(A)] that a Gaussian policy starts with, in the learner's units, where a box is [-1, 1].
-
-    None is a std of 1 in the units of the env, as other libraries have it, and at most half the width of the box: noise
-    of three times the width of what an env is made for teaches little, and so does noise that is clipped all the time.
-    """
-    if log_std is not None:
-        return torch.full((spec.action_dim,), float(log_std))
-    bounds = zip(spec.action_low, spec.action_high, strict=True)
-    halves = [0.5 * (high - low) if math.isfinite(high - low) else 1.0 for low, high in bounds]  # see `box_scale`
-    return torch.tensor([-math.log(max(1.0, half)) for half in halves or [1.0] * spec.action_dim])
-
-
-class Policy(nn.Module):
-    """Observations [B, obs_dim] to a distribution over the actions of `spec`."""
-
-    def __init__(self, spec: Spec, hidden: Sequence[int], activation: str = "tanh", log_std: float | None = None):
-        super().__init__()
-        sizes = [spec.obs_dim, *hidden, spec.action_dim]
-        # The small last layer starts every state near the uniform (or zero-mean) policy.
-        self.net = Perceptron(sizes, activation, final_gain=0.01)
-        self.action_kind = spec.action_kind
-        self.action_sizes = spec.action_sizes
-        if spec.action_kind == "box":
-            self.log_std = nn.Parameter(first_log_std(spec, log_std))
-
-    def act(self, obs: Tensor, explore: bool) -> Tensor:
-        """A draw to explore, else the mode; for use without gradients."""
-        actions = self.distribution(self.net.trace(obs)[-1])
-        return actions.sample() if explore else actions.mode()
-
-    def forward(self, obs: Tensor) -> Distribution:
-        return self.distribution(self.net(obs))
-
-    @torch.no_grad()
-    def snapshot(self, obs: Tensor) -> Distribution:
-        """The distribution as it is now: no gradient reaches it and no later step moves it."""
-        actions: Distribution = self(obs)
-        return DiagGaussian(actions.mean, actions.log_std.clone()) if isinstance(actions, DiagGaussian) else actions
-
-    def trainable(self) -> list[Tensor]:
-        """The parameters, in the order of `backward`."""
-        return [*self.net.parameters(), *([self.log_std] if self.action_kind == "box" else [])]
-
-    def backward(self, trace: list[Tensor], grads: list[Tensor], out: Sequence[Tensor]) -> None:
-        """Write the gradients of `trainable` into `out`; `grads` are those of the distribution."""
-        self.net.backward(trace, grads[0], out)
-        if self.action_kind == "box":
-            out[-1].copy_(grads[1])
-
-    def distribution(self, out: Tensor) -> Distribution:
-        if self.action_kind == "box":
-            return DiagGaussian(out, self.log_std)
-        if self.action_kind == "discrete":
-            return Categorical(out)
-        return MultiCategorical(out, self.action_sizes)

@@ -1,4 +1,4 @@
-"""Distributions against torch.distributions, hand-computed values, and their own gradients against autograd."""
+"""Heads against torch.distributions and hand-computed values; how networks start."""
 
 from __future__ import annotations
 
@@ -6,12 +6,19 @@ import math
 
 import pytest
 import torch
-from torch import distributions as reference
 
 from rlx.config import learners, schemas
-from rlx.distributions import Categorical, DiagGaussian, MultiCategorical, Perceptron, Policy, first_log_std
 from rlx.errors import UserError
+from rlx.nn.heads import ActionHead, Critic, Deterministic, SquashedGaussian, first_log_std
+from rlx.nn.mlp import Perceptron
 from rlx.types import Spec
+
+SPEC = Spec("Test-v0", (3,), "float32", "box", (2,), (-1.0, -1.0), (1.0, 1.0))
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)  # gradients are compared by differences, which a kink of relu nearby would spoil
 
 
 def spec_of(kind: str) -> Spec:
@@ -20,50 +27,63 @@ def spec_of(kind: str) -> Spec:
     return Spec("Test-v0", (4,), "float32", kind, shape, action_sizes=sizes)
 
 
-def test_categorical_by_hand():
-    actions = Categorical(torch.tensor([[1.0, 3.0]]).log())  # probabilities 1/4 and 3/4
-    assert actions.log_prob(torch.tensor([1])).tolist() == pytest.approx([math.log(0.75)])
-    assert actions.entropy().tolist() == pytest.approx([0.25 * math.log(4) + 0.75 * math.log(4 / 3)])
-    assert actions.mode().tolist() == [1]
-    uniform = Categorical(torch.zeros(1, 2))
-    assert actions.kl(uniform).tolist() == pytest.approx([0.25 * math.log(0.5) + 0.75 * math.log(1.5)])
+def test_critics() -> None:
+    critic = Critic(3, 2, [8], n=4)
+    obs, action = torch.randn(5, 3), torch.randn(5, 2)
+    assert critic(obs, action).shape == (4, 5)
+    torch.testing.assert_close(critic(obs, action, members=torch.tensor([3])), critic(obs, action)[[3]])
 
 
-def test_categorical_samples_follow_the_probabilities():
+def test_gaussian_actor_matches_torch_distributions() -> None:
     torch.manual_seed(0)
-    draws = Categorical(torch.tensor([0.2, 0.5, 0.3]).log().expand(20000, 3)).sample()
-    assert draws.dtype == torch.int64
-    assert (draws.bincount(minlength=3) / 20000).tolist() == pytest.approx([0.2, 0.5, 0.3], abs=0.015)
+    actor = SquashedGaussian(3, 2, [8]).double()  # atanh of a float32 action near 1 has few digits left
+    obs = torch.randn(6, 3, dtype=torch.float64)
+    action, log_prob = actor.sample(obs)
+    mean, log_std = actor(obs)
+    normal = torch.distributions.Normal(mean, log_std.exp())
+    squash = torch.distributions.TanhTransform(cache_size=1)
+    expected = torch.distributions.TransformedDistribution(normal, [squash]).log_prob(action).sum(-1)
+    torch.testing.assert_close(log_prob, expected)
+    torch.testing.assert_close(actor.log_prob(obs, action), log_prob)
+    assert action.abs().max() < 1.0
+    torch.testing.assert_close(actor.mode(obs), torch.tanh(mean))
+    torch.testing.assert_close(actor.act(obs, explore=False), torch.tanh(mean))
+    assert not torch.equal(actor.act(obs, explore=True), actor.act(obs, explore=True))
 
 
-def test_multi_categorical_is_a_product_of_its_parts():
-    logits, action = torch.randn(5, 5), torch.tensor([[0, 1], [2, 0], [1, 1], [0, 0], [2, 1]])
-    actions = MultiCategorical(logits, (3, 2))
-    parts = [reference.Categorical(logits=logits[:, :3]), reference.Categorical(logits=logits[:, 3:])]
-    expected = parts[0].log_prob(action[:, 0]) + parts[1].log_prob(action[:, 1])
-    torch.testing.assert_close(actions.log_prob(action), expected)
-    torch.testing.assert_close(actions.entropy(), parts[0].entropy() + parts[1].entropy())
-    assert actions.sample().shape == actions.mode().shape == (5, 2)
-    assert actions.sample()[:, 1].max() < 2
-    torch.testing.assert_close(actions.kl(MultiCategorical(logits + 1.0, (3, 2))), torch.zeros(5))
+def test_gaussian_actor_at_the_borders() -> None:
+    actor = SquashedGaussian(1, 1, [4])
+    assert torch.isfinite(actor.log_prob(torch.zeros(2, 1), torch.tensor([[1.0], [-1.0]]))).all()
+    with torch.no_grad():
+        actor.net.biases[-1].copy_(torch.tensor([50.0, 9.0]))
+    assert actor(torch.zeros(1, 1))[1].item() == 2.0  # log_std is clamped
+    assert torch.isfinite(actor.sample(torch.zeros(1, 1))[1]).all()
 
 
-def test_diag_gaussian_agrees_with_torch():
-    mean, log_std, action = torch.randn(6, 2), torch.tensor([0.3, -0.5]), torch.randn(6, 2)
-    actions, expected = DiagGaussian(mean, log_std), reference.Normal(mean, log_std.exp())
-    torch.testing.assert_close(actions.log_prob(action), expected.log_prob(action).sum(-1))
-    torch.testing.assert_close(actions.entropy(), expected.entropy().sum(-1))
-    other = DiagGaussian(torch.randn(6, 2), torch.tensor([-0.2, 0.4]))
-    divergence = reference.kl_divergence(expected, reference.Normal(other.mean, other.log_std.exp())).sum(-1)
-    torch.testing.assert_close(actions.kl(other), divergence)
-    assert torch.equal(actions.mode(), mean)
+def test_deterministic_actor() -> None:
+    actor = Deterministic(3, 2, [8])
+    obs = torch.randn(5, 3)
+    torch.testing.assert_close(actor(obs), torch.tanh(actor.net(obs)))
 
 
-def test_diag_gaussian_samples_have_its_moments():
-    torch.manual_seed(0)
-    draws = DiagGaussian(torch.tensor([[1.0, -2.0]]).expand(20000, 2), torch.tensor([0.0, math.log(0.5)])).sample()
-    assert draws.mean(0).tolist() == pytest.approx([1.0, -2.0], abs=0.03)
-    assert draws.std(0).tolist() == pytest.approx([1.0, 0.5], abs=0.02)
+@pytest.mark.parametrize("name", ["redq", "rlpd"])
+def test_redq_and_rlpd_start_as_their_authors_do(name: str) -> None:
+    learner = learners()[name](schemas()[f"algo/{name}"](hidden=[300, 200]), SPEC)
+    for net in (learner.policy.net, learner.critic):
+        assert all(not bias.any() for bias in net.biases)
+        for weight in net.weights:
+            bound = math.sqrt(6.0 / sum(weight.shape[-2:]))
+            assert 0.95 * bound < weight.abs().max().item() <= bound
+
+
+def test_iql_starts_orthogonal_with_a_gain_of_sqrt_2_everywhere() -> None:
+    learner = learners()["iql"](schemas()["algo/iql"](hidden=[8, 8]), SPEC)
+    for net in (learner.policy.net, learner.critic, learner.value):
+        assert all(not bias.any() for bias in net.biases)
+        for weight in net.weights:
+            for member in weight.detach() if weight.dim() == 3 else [weight.detach()]:
+                singular = torch.linalg.svdvals(member)
+                torch.testing.assert_close(singular, torch.full_like(singular, math.sqrt(2.0)))
 
 
 @pytest.mark.parametrize(
@@ -99,7 +119,7 @@ def test_on_policy_learners_begin_with_a_std_that_fits_the_box(name: str):
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
 def test_gradients_of_the_policy_are_those_of_autograd(kind: str, entropy_weight: float, activation: str):
     torch.manual_seed(1)
-    policy = Policy(spec_of(kind), [8, 8], activation, log_std=-0.3)
+    policy = ActionHead(spec_of(kind), [8, 8], activation, log_std=-0.3)
     with torch.no_grad():
         for p in policy.parameters():
             p.add_(torch.randn_like(p), alpha=0.3)
@@ -121,10 +141,10 @@ def test_policy_starts_near_uniform_and_acts_in_its_space():
     torch.manual_seed(0)
     obs = torch.randn(50, 4)
     with torch.no_grad():
-        assert Policy(spec_of("discrete"), [64, 64])(obs).entropy().mean() > 0.999 * math.log(3)
-        assert Policy(spec_of("box"), [64, 64])(obs).mode().abs().max() < 0.1
+        assert ActionHead(spec_of("discrete"), [64, 64])(obs).entropy().mean() > 0.999 * math.log(3)
+        assert ActionHead(spec_of("box"), [64, 64])(obs).mode().abs().max() < 0.1
         for kind, shape in {"box": (50, 2), "discrete": (50,), "multi_discrete": (50, 2)}.items():
-            policy = Policy(spec_of(kind), [8])
+            policy = ActionHead(spec_of(kind), [8])
             assert policy.act(obs, explore=True).shape == policy.act(obs, explore=False).shape == shape
             torch.testing.assert_close(policy.act(obs, explore=False), policy(obs).mode())
 

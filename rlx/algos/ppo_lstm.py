@@ -1,0 +1,247 @@
+"""PPO with memory: an LSTM between the observations and the networks of PPO (Schulman et al., 2017).
+
+    memory   h_t, c_t = LSTM(s_t, h_t-1, c_t-1), and zeros before the first step of an episode
+    policy   pi(a|h_t), value V(h_t): trained as in algo=ppo, with gradients through time
+
+For envs whose observations do not tell everything: velocities, things seen earlier. Policy and critic have an LSTM
+each, or share one (`shared_lstm`), which then learns from both losses.
+
+Gradients flow back to the beginning of the rollout or of the episode, whichever is later; what the actor remembered
+before the rollout is where they stop. Minibatches are made of whole lanes (envs), never of single rows. A truncated
+episode bootstraps from V of its final observation, given the memory of all that came before it. Values and
+log-probabilities of a rollout are computed here, in one pass, with the policy that collected it.
+
+`batch_size` is in rows, as in algo=ppo: a minibatch has as many whole lanes as fit into it, at least one. `batch_lanes`
+says how many directly. `compile` compiles what comes after the LSTM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rlx.compiling import compilable
+from rlx.errors import require
+from rlx.fields import check_numbers, number
+from rlx.learner import Actor, ActorCriticConfig, Learner
+from rlx.losses import approximate_kl, explained_variance, standardized
+from rlx.nn import OBS_CLIP, ActionHead, Adam, Perceptron, running_moments
+from rlx.nn.recurrent import LSTM, State, Stretches, stretches
+from rlx.returns import gae
+from rlx.types import Acted, Carry, Metrics, Rollout, Spec
+
+
+@dataclass
+class PPOLSTMConfig(ActorCriticConfig):
+    _target_: str = "rlx.algos.ppo_lstm.PPOLSTM"
+    name: str = "ppo_lstm"
+    lr: float = 3e-4
+    batch_size: int = 256  # rows of a minibatch, which is made of whole lanes: as many as fit, at least one
+    batch_lanes: int | None = number(None, least=1)  # lanes of a minibatch; None: as `batch_size` says
+    epochs: int = number(10, least=1)  # passes over each rollout
+    lstm_hidden: list[int] = field(default_factory=lambda: [64])  # layers of the LSTM, all of the same width
+    shared_lstm: bool = False  # one LSTM for policy and critic instead of one each
+    hidden: list[int] = field(default_factory=lambda: [64])  # between LSTM and output
+    activation: str = "tanh"
+    gae_lambda: float = number(0.95, least=0, most=1)
+    clip_range: float = number(0.2, above=0)  # how far the ratio may move before its gradient stops
+    clip_range_value: float | None = number(None, above=0)  # the same for the value, in units of the return; None: off
+    normalize_advantage: bool = True  # per minibatch
+    entropy_coef: float = 0.0
+    value_coef: float = number(0.5, least=0)
+    max_grad_norm: float = number(0.5, above=0, read_once=True)  # of all networks together
+    target_kl: float | None = number(None, above=0)  # stop once KL(old | new) of a minibatch exceeds 1.5 times this
+    log_std_init: float | None = None  # of box actions scaled to [-1, 1]; None: a std of 1 in the env's units, or less
+
+
+def surrogate_loss(log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, clip_range: float) -> Tensor:
+    """-E[min(rho A, clip(rho, 1 - eps, 1 + eps) A)]."""
+    ratio = (log_prob - old_log_prob).exp()
+    clipped = ratio.clamp(1.0 - clip_range, 1.0 + clip_range)
+    return -torch.minimum(ratio * advantage, clipped * advantage).mean()
+
+
+def value_loss(value: Tensor, old_value: Tensor, returns: Tensor, clip_range: float | None) -> Tensor:
+    """Mean squared error; with a clip range, of the worse of V and V kept near its old value."""
+    error = (value - returns).square()
+    if clip_range is not None:
+        near = old_value + (value - old_value).clamp(-clip_range, clip_range)
+        error = torch.maximum(error, (near - returns).square())
+    return error.mean()
+
+
+class Experience(NamedTuple):
+    """A rollout lane by lane, with everything that the policy which collected it says of its steps."""
+
+    obs: Tensor  # [N, T, obs_dim], normalised
+    action: Tensor  # [N, T, ...]
+    log_prob: Tensor  # [N, T], as are the rest
+    value: Tensor
+    advantage: Tensor
+    returns: Tensor
+    ended: Tensor  # True at the last step of an episode
+    carry: Carry  # before the first step, [N, ...] each
+
+    def of(self, lanes: Tensor) -> Experience:
+        *columns, carry = self
+        return Experience._make([*(column[lanes] for column in columns), tuple(part[lanes] for part in carry)])
+
+
+class RecurrentActor(Actor):
+    """Its carry is the hidden and the cell state of the policy's LSTM, then of the critic's where that is another."""
+
+    learner: PPOLSTM
+
+    def initial(self, n: int) -> Carry:
+        return tuple(part for lstm in self.learner.lstms for part in lstm.initial(n))
+
+    @torch.no_grad()
+    def act(self, obs: Tensor, carry: Carry, explore: bool) -> Acted:  # type: ignore[override]
+        learner = self.learner
+        x = learner.normalize(obs).flatten(1)
+        steps = [lstm.step(x, state) for lstm, state in zip(learner.lstms, states_of(carry), strict=True)]
+        action = learner.policy.act(steps[0][0], explore)
+        return Acted(action, tuple(part for _, state in steps for part in state))
+
+
+def states_of(carry: Carry) -> list[State]:
+    """Hidden and cell state of each LSTM."""
+    return list(zip(carry[::2], carry[1::2], strict=True))
+
+
+class PPOLSTM(Learner):
+    actions = ("box", "discrete", "multi_discrete")
+    regimes = ("on_policy",)
+    reads = Rollout
+    obs_mean: Tensor
+    obs_std: Tensor
+    obs_count: Tensor  # observations in these statistics so far
+
+    def __init__(self, cfg: PPOLSTMConfig, spec: Spec):
+        super().__init__(cfg, spec)
+        self.cfg: PPOLSTMConfig = cfg
+        check_numbers(cfg, "algo")
+        widths = list(cfg.lstm_hidden)
+        require(
+            len(set(widths)) == 1,
+            f"All layers of an LSTM must have the same width, and there must be at least one, for example "
+            f"algo.lstm_hidden=[64] (algo.lstm_hidden={widths}).",
+        )
+        remembered = spec._replace(obs_shape=(widths[0],), obs_dtype="float32", boxes=())  # what the heads see
+        self.policy_lstm = LSTM(spec.obs_dim, widths[0], len(widths))
+        self.critic_lstm = None if cfg.shared_lstm else LSTM(spec.obs_dim, widths[0], len(widths))
+        self.policy = ActionHead(remembered, cfg.actor_layers, cfg.activation, cfg.log_std_init)
+        self.critic = Perceptron([widths[0], *cfg.critic_layers, 1], cfg.activation, final_gain=1.0)
+        if cfg.normalize_obs:
+            self.register_buffer("obs_count", torch.zeros((), dtype=torch.int64))
+        self.optimizers["policy"] = Adam(self.parameters(), cfg.lr, eps=1e-5, max_grad_norm=cfg.max_grad_norm)
+
+    @property
+    def lstms(self) -> list[LSTM]:
+        """That of the policy first, that of the critic last."""
+        return [self.policy_lstm] if self.critic_lstm is None else [self.policy_lstm, self.critic_lstm]
+
+    @property
+    def actor(self) -> RecurrentActor:
+        return RecurrentActor(self)
+
+    def act(self, obs: Tensor, explore: bool) -> Tensor:
+        """Actions at the first step of episodes."""
+        return self.actor.act(obs, self.actor.initial(len(obs)), explore).action
+
+    def normalize(self, obs: Tensor) -> Tensor:
+        return super().normalize(obs).clamp(-OBS_CLIP, OBS_CLIP) if self.cfg.normalize_obs else obs
+
+    def update(self, rollout: Rollout) -> Metrics:
+        self.updates += 1
+        data = self._experience(rollout)
+        losses = []
+        for minibatch in self._minibatches(data):
+            step = self._improve(minibatch)
+            if step is None:
+                break
+            losses.append(step)
+        metrics = self._report(data, losses)
+        if self.cfg.normalize_obs:
+            running_moments(rollout.obs.flatten(0, 1), self.obs_mean, self.obs_std, self.obs_count)
+        return metrics
+
+    @torch.no_grad()
+    def _experience(self, rollout: Rollout) -> Experience:
+        """Values, log-probabilities and advantages of a rollout, by the policy that collected it."""
+        steps, lanes = rollout.reward.shape
+        table = torch.cat([self.normalize(x.transpose(0, 1).flatten(0, 1)) for x in (rollout.obs, rollout.next_obs)])
+        table = table.flatten(1)
+        ended = (torch.maximum(rollout.terminated, rollout.truncated) > 0).t()
+        seen, valued = self._remember(table, list(stretches(ended, final=True)), rollout.carry)
+        value, after = self.critic(valued).view(2, lanes, steps)
+        # V(next) is V of the following step, but at the end of an episode or of the rollout that of its final
+        # observation; where the episode terminated, `gae` takes neither.
+        next_value = torch.cat([torch.where(ended, after, value.roll(-1, 1))[:, :-1], after[:, -1:]], 1)
+        advantage, returns = gae(
+            rollout.reward, value.t(), next_value.t(), rollout.terminated, rollout.truncated,
+            self.cfg.discount, self.cfg.gae_lambda,
+        )  # fmt: skip
+        rows, action = lanes * steps, rollout.action.transpose(0, 1)
+        log_prob = self.policy(seen[:rows]).log_prob(action.flatten(0, 1)).view(lanes, steps)
+        obs = table[:rows].view(lanes, steps, -1)
+        return Experience(obs, action, log_prob, value, advantage.t(), returns.t(), ended, rollout.carry)
+
+    def _remember(self, table: Tensor, groups: Sequence[Stretches], carry: Carry) -> tuple[Tensor, Tensor]:
+        """What policy and critic see of the rows of a table, given what came before each of them."""
+        seen = [lstm(table, groups, state) for lstm, state in zip(self.lstms, states_of(carry), strict=True)]
+        return seen[0], seen[-1]
+
+    def _minibatches(self, data: Experience) -> Iterator[Experience]:
+        lanes, steps = data.ended.shape
+        size = self.cfg.batch_lanes or max(1, self.cfg.batch_size // steps)
+        for _ in range(self.cfg.epochs):
+            order = torch.randperm(lanes)
+            yield from (data.of(order[i : i + size]) for i in range(0, lanes, size))
+
+    def _improve(self, minibatch: Experience) -> tuple[Tensor, Tensor] | None:
+        """One gradient step on everything; None, and no step, if the policy has already moved too far."""
+        *rows, ended, carry = minibatch
+        obs, *columns = (x.flatten(0, 1) for x in rows)
+        loss, surrogate, error, kl = self._loss(*self._remember(obs, list(stretches(ended)), carry), *columns)
+        if self.cfg.target_kl is not None and kl > 1.5 * self.cfg.target_kl:
+            return None
+        self.optimizers["policy"].minimize(loss)
+        return surrogate, error
+
+    @compilable
+    def _loss(
+        self, seen: Tensor, valued: Tensor, action: Tensor, old_log_prob: Tensor, old_value: Tensor,
+        advantage: Tensor, returns: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+        """The loss of the rows of a minibatch; surrogate, error of the value and KL for those who watch."""
+        cfg, actions = self.cfg, self.policy(seen)
+        log_prob = actions.log_prob(action)
+        if cfg.normalize_advantage:
+            advantage = standardized(advantage)
+        surrogate = surrogate_loss(log_prob, old_log_prob, advantage, cfg.clip_range)
+        error = value_loss(self.critic(valued).squeeze(-1), old_value, returns, cfg.clip_range_value)
+        loss = surrogate + cfg.value_coef * error - cfg.entropy_coef * actions.entropy().mean()
+        return loss, surrogate.detach(), error.detach(), approximate_kl(log_prob.detach(), old_log_prob)
+
+    @torch.no_grad()
+    def _report(self, data: Experience, losses: list[tuple[Tensor, Tensor]]) -> Metrics:
+        """Mean losses of the steps taken, and how far the whole update moved the policy."""
+        seen = self.policy_lstm(data.obs.flatten(0, 1), list(stretches(data.ended)), states_of(data.carry)[0])
+        actions, old_log_prob = self.policy(seen), data.log_prob.flatten()
+        log_prob = actions.log_prob(data.action.flatten(0, 1))
+        beyond = ((log_prob - old_log_prob).exp() - 1.0).abs() > self.cfg.clip_range
+        means = torch.stack([torch.stack(step) for step in losses]).mean(0)
+        return {
+            "loss/policy": means[0],
+            "loss/value": means[1],
+            "entropy": actions.entropy().mean(),
+            "kl": approximate_kl(log_prob, old_log_prob),
+            "clip_fraction": beyond.float().mean(),
+            "explained_variance": explained_variance(data.value, data.returns),
+            "gradient_steps": means.new_tensor(len(losses)),
+        }

@@ -1,0 +1,133 @@
+"""Losses that several algorithms share, and the small pure functions around them.
+
+A loss takes tensors and returns `(loss, metrics)`. What only one algorithm needs stands in its own file.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rlx.learner import AlgoConfig
+from rlx.nn import ActionHead, Perceptron, noise_like
+from rlx.returns import gae
+from rlx.types import Metrics, Rollout
+
+# -- critics
+
+
+def critic_loss(q: Tensor, target: Tensor, coef: float = 1.0) -> tuple[Tensor, Metrics]:
+    """Squared error of all critics [n, B] against one target [B], summed over the critics; SAC takes half of it."""
+    loss = coef * len(q) * F.mse_loss(q, target.expand_as(q))
+    return loss, {"loss/critic": loss.detach(), "q/mean": q.detach().mean(), "q/target": target.mean()}
+
+
+def soft_min(q: Tensor, lam: float) -> Tensor:
+    """lam * min + (1 - lam) * max over the critics, which come first."""
+    return torch.lerp(q.amax(0), q.amin(0), lam)
+
+
+def smoothed(action: Tensor, std: float, clip: float) -> Tensor:
+    """The target policy's action under clipped noise, inside [-1, 1]."""
+    noise = (noise_like(action) * std).clamp(-clip, clip)
+    return (action + noise).clamp(-1.0, 1.0)
+
+
+# -- policies
+
+
+def dpg_loss(q: Tensor) -> tuple[Tensor, Metrics]:
+    """The deterministic policy gradient: climb the value [B] of the policy's actions."""
+    loss = -q.mean()
+    return loss, {"loss/actor": loss.detach()}
+
+
+def soft_actor_loss(q: Tensor, log_prob: Tensor, alpha: Tensor) -> tuple[Tensor, Metrics]:
+    """alpha * log pi - Q, for one value [B] of the policy's actions."""
+    loss = (alpha * log_prob - q).mean()
+    return loss, {"loss/actor": loss.detach(), "policy/entropy": -log_prob.detach().mean()}
+
+
+def alpha_loss(log_alpha: Tensor, log_prob: Tensor, target_entropy: float) -> tuple[Tensor, Metrics]:
+    """Raises alpha while the policy's entropy, the mean of -log_prob, is below its target."""
+    loss = -log_alpha * (log_prob.detach().mean() + target_entropy)
+    return loss, {"loss/alpha": loss.detach(), "policy/alpha": log_alpha.detach().exp()}
+
+
+def bc_loss(pi: Tensor, action: Tensor) -> tuple[Tensor, Metrics]:
+    """Mean squared error of box actions [B, dim(A)]."""
+    loss = (pi - action).square().mean()
+    return loss, {"loss/bc": loss.detach()}
+
+
+def bc_nll_loss(log_prob: Tensor) -> tuple[Tensor, Metrics]:
+    """Negative log-likelihood of the data's actions, from their log-probabilities [B]."""
+    loss = -log_prob.mean()
+    return loss, {"loss/bc": loss.detach()}
+
+
+def with_noise(action: Tensor, std: float) -> Tensor:
+    """The action under Gaussian noise, inside [-1, 1]."""
+    return (action + std * torch.randn_like(action)).clamp_(-1.0, 1.0)
+
+
+# -- rollouts
+
+
+class ActorCritic(Protocol):
+    """What `experience` asks of a learner."""
+
+    policy: ActionHead
+    critic: Perceptron
+
+    @property
+    def cfg(self) -> AlgoConfig: ...
+
+    def normalize(self, obs: Tensor) -> Tensor: ...
+
+
+class Experience(NamedTuple):
+    """A rollout as rows, with everything that the policy which collected it says of them."""
+
+    obs: Tensor  # [T * N, obs_dim], normalised
+    action: Tensor  # [T * N, ...]
+    log_prob: Tensor  # [T * N], as are the rest
+    value: Tensor
+    advantage: Tensor
+    returns: Tensor
+
+
+@torch.no_grad()
+def experience(rollout: Rollout, learner: ActorCritic, lam: float) -> Experience:
+    """Values, log-probabilities and advantages of a rollout, by the policy that collected it."""
+    critic, discount = learner.critic, learner.cfg.discount
+    obs = learner.normalize(rollout.obs.flatten(0, 1)).flatten(1)
+    action = rollout.action.flatten(0, 1)
+    value = critic(obs).view_as(rollout.reward)
+    # V(next) is V of the following row, except at the end of the rollout and where an episode was truncated.
+    own = rollout.truncated > rollout.terminated
+    own[-1] = True
+    successor = critic(learner.normalize(rollout.next_obs[own]).flatten(1)).squeeze(-1)
+    next_value = torch.cat([value[1:], value[-1:]]).masked_scatter_(own, successor)
+    advantage, returns = gae(rollout.reward, value, next_value, rollout.terminated, rollout.truncated, discount, lam)
+    log_prob = learner.policy(obs).log_prob(action)
+    return Experience(obs, action, log_prob, value.flatten(), advantage.flatten(), returns.flatten())
+
+
+def standardized(advantage: Tensor) -> Tensor:
+    std, mean = torch.std_mean(advantage, correction=0)
+    return (advantage - mean) / (std + 1e-8)
+
+
+def approximate_kl(log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
+    """KL(old | new) from samples of old: E[rho - 1 - log rho], never negative (Schulman, 2020)."""
+    log_ratio = log_prob - old_log_prob
+    return (log_ratio.exp() - 1.0 - log_ratio).mean()
+
+
+def explained_variance(value: Tensor, returns: Tensor) -> Tensor:
+    """1: the values predict the returns; 0: no better than a constant."""
+    return 1.0 - (returns - value).var(correction=0) / returns.var(correction=0).clamp_min(1e-8)

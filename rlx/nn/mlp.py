@@ -1,0 +1,138 @@
+"""MLP: one network, or an ensemble of them as batched tensors (`[members, in, out]`, one product per layer)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise, zip_longest
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from rlx.errors import UserError
+from rlx.nn.fused import ACTIVATIONS, Layer, run_mlp
+
+
+class MLP(nn.Module):
+    """A network of `sizes` = [in, hidden..., out], or `ensemble` of them side by side.
+
+    [..., in] -> [..., out]. An ensemble takes one input for all, [B, in], or one for each, [E, B, in] -> [E, B, out].
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        *,
+        ensemble: int | None = None,
+        activation: str = "relu",
+        layer_norm: bool = False,
+        dropout: float = 0.0,
+        init: str = "uniform",
+        final_gain: float | None = None,
+    ):
+        super().__init__()
+        if len(sizes) < 2 or min(sizes) < 1:
+            raise UserError(f"A network needs sizes [in, hidden..., out], all positive; got {list(sizes)}.")
+        if activation not in ACTIVATIONS:
+            raise UserError(f"There is no activation {activation!r}; choose one of {', '.join(ACTIVATIONS)}.")
+        if not 0.0 <= dropout < 1.0:
+            raise UserError(f"dropout is a probability in [0, 1); got {dropout}.")
+        self.activation, self.dropout, self.ensemble = activation, dropout, ensemble
+        lead = () if ensemble is None else (ensemble,)
+        row = () if ensemble is None else (ensemble, 1)
+        pairs = list(pairwise(sizes))
+        self.weights = nn.ParameterList([torch.empty(*lead, i, o) for i, o in pairs])
+        self.biases = nn.ParameterList([torch.empty(*row, o) for _, o in pairs])
+        hidden = sizes[1:-1] if layer_norm else ()
+        self.gains = nn.ParameterList([torch.ones(*row, n) for n in hidden])
+        self.shifts = nn.ParameterList([torch.zeros(*row, n) for n in hidden])
+        initialize(self.weights, self.biases, init, final_gain)
+        self._layers = [Layer(*p) for p in zip_longest(self.weights, self.biases, self.gains, self.shifts)]
+
+    def layers(self, frozen: bool = False, members: Tensor | slice | None = None) -> list[Layer]:
+        """The parameters layer by layer: detached, and of some members only, where asked."""
+        layers = self._layers
+        if frozen:
+            layers = [layer.each(lambda p: p.detach()) for layer in layers]
+        if members is not None:
+            layers = [layer.each(lambda p: p[members]) for layer in layers]
+        return layers
+
+    def forward(
+        self,
+        x: Tensor,
+        action: Tensor | None = None,
+        frozen: bool = False,
+        members: Tensor | slice | None = None,
+    ) -> Tensor:
+        """Of `x`, or of `x` and `action` side by side. `frozen` lets gradients through to the inputs and computes none
+        for the weights; `members` picks some of an ensemble, by index or slice, and spends no work on the others.
+        """
+        if x.dim() != 2 and self.ensemble is None:
+            rows = [None if y is None else y.reshape(-1, y.shape[-1]) for y in (x, action)]
+            return self(*rows, frozen).reshape(*x.shape[:-1], -1)
+        dropout = self.dropout if self.training else 0.0
+        return run_mlp(x, action, self.layers(frozen, members), self.activation, dropout)
+
+
+def initialize(weights: Iterable[Tensor], biases: Iterable[Tensor], init: str, final_gain: float | None) -> None:
+    """ "uniform" is the default of torch.nn.Linear; "xavier" is uniform in +-sqrt(6 / (in + out)) with biases of 0;
+    "orthogonal" has gain sqrt 2 and `final_gain` (1) at the end, with biases of 0.
+    """
+    weights, biases = list(weights), list(biases)
+    if init not in ("uniform", "xavier", "orthogonal"):
+        raise UserError(f"There is no initialisation {init!r}; choose uniform, xavier or orthogonal.")
+    if init != "orthogonal" and final_gain is not None:
+        raise UserError("final_gain belongs to init=orthogonal; drop it or choose that initialisation.")
+    with torch.no_grad():
+        for i, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+            if init == "uniform":
+                bound = 1.0 / math.sqrt(weight.shape[-2])
+                weight.uniform_(-bound, bound)
+                bias.uniform_(-bound, bound)
+                continue
+            bias.zero_()
+            if init == "xavier":
+                bound = math.sqrt(6.0 / sum(weight.shape[-2:]))
+                weight.uniform_(-bound, bound)
+                continue
+            last = i == len(weights) - 1
+            gain = (1.0 if final_gain is None else final_gain) if last else math.sqrt(2.0)
+            for member in weight if weight.dim() == 3 else [weight]:
+                nn.init.orthogonal_(member, gain)
+
+
+class Perceptron(MLP):
+    """An MLP, orthogonal at the start, that can also be differentiated without autograd."""
+
+    GRADIENTS: ClassVar[dict[str, Callable[[Tensor, Tensor], Tensor]]] = {  # of an activation, by its output
+        "tanh": torch.ops.aten.tanh_backward,
+        "relu": lambda grad, y: torch.ops.aten.threshold_backward(grad, y, 0),
+    }
+
+    def __init__(self, sizes: Sequence[int], activation: str, final_gain: float):
+        if activation not in self.GRADIENTS:
+            raise UserError(f"activation={activation} is not possible here; choose {' or '.join(self.GRADIENTS)}.")
+        super().__init__(sizes, activation=activation, init="orthogonal", final_gain=final_gain)
+        self._pairs = tuple(zip(self.weights, self.biases, strict=True))
+        self._activate = {"tanh": torch.tanh_, "relu": torch.relu_}[activation]
+        self._slope = self.GRADIENTS[activation]
+
+    def trace(self, x: Tensor) -> list[Tensor]:
+        """What each layer reads and, last, the output; for use without gradients."""
+        found = [x]
+        for weight, bias in self._pairs[:-1]:
+            found.append(self._activate(torch.addmm(bias, found[-1], weight)))
+        weight, bias = self._pairs[-1]
+        found.append(torch.addmm(bias, found[-1], weight))
+        return found
+
+    def backward(self, trace: list[Tensor], grad: Tensor, out: Sequence[Tensor]) -> None:
+        """Write the gradients of all weights, then of all biases, into `out`; `grad` is that of the output."""
+        depth = len(self._pairs)
+        for i in reversed(range(depth)):
+            torch.mm(trace[i].t(), grad, out=out[i])
+            torch.sum(grad, 0, out=out[depth + i])
+            if i > 0:
+                grad = self._slope(grad.mm(self._pairs[i][0].t()), trace[i])

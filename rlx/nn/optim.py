@@ -1,0 +1,182 @@
+"""Optimizers, and the slow copies of networks that they leave behind.
+
+`Adam` is one fused call over all its parameters, `polyak` one foreach call.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from rlx.errors import UserError
+
+M = TypeVar("M", bound=nn.Module)
+
+
+class Optimizer:
+    """Steps down the gradients of a fixed list of parameters; all of its state is in `tensors`."""
+
+    def __init__(self, params: Iterable[Tensor], lr: float, max_grad_norm: float | None = None):
+        self.params = list(params)
+        if not self.params:
+            raise ValueError("An optimizer needs at least one parameter.")
+        if lr <= 0.0:
+            raise UserError(f"A learning rate has to be positive; got {lr}.")
+        self.lr = lr
+        self.scale = 1.0  # a schedule's multiplier of lr
+        self.max_grad_norm = max_grad_norm
+        self.grad_norm: Tensor | None = None  # of the last step, when gradients are clipped
+
+    def minimize(self, loss: Tensor, retain_graph: bool = False) -> None:
+        """One step down the gradient of `loss`, which reaches these parameters and no others."""
+        self.step(torch.autograd.grad(loss, self.params, retain_graph=retain_graph))
+
+    @torch.no_grad()
+    def step(self, grads: Sequence[Tensor]) -> None:
+        grads = [g.contiguous() for g in grads]
+        if self.max_grad_norm is not None:
+            self.grad_norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+            # not in place: one tensor may be the gradient of two parameters
+            grads = list(torch._foreach_mul(grads, (self.max_grad_norm / (self.grad_norm + 1e-6)).clamp(max=1.0)))
+        self._move(grads)
+
+    def prepare(self) -> None:
+        """Set what a compiled step reads and does not compute; see rlx.compiling."""
+
+    def _move(self, grads: list[Tensor]) -> None:
+        raise NotImplementedError(f"{type(self).__name__} does not define _move")
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The optimizer's state by name; live tensors, not copies."""
+        raise NotImplementedError(f"{type(self).__name__} does not define tensors")
+
+
+class Adam(Optimizer):
+    """Adam (Kingma & Ba, 2015), one fused call per step."""
+
+    def __init__(
+        self,
+        params: Iterable[Tensor],
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        max_grad_norm: float | None = None,
+    ):
+        super().__init__(params, lr, max_grad_norm)
+        self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
+        self.exp_avg = [torch.zeros_like(p, requires_grad=False) for p in self.params]
+        self.exp_avg_sq = [torch.zeros_like(p, requires_grad=False) for p in self.params]
+        self.steps = torch.zeros((), dtype=torch.float32, device=self.params[0].device)
+        self._numbers = torch.zeros(2, device=self.params[0].device)  # step size and correction of a compiled step
+
+    def _move(self, grads: list[Tensor]) -> None:
+        self.steps += 1
+        if torch.compiler.is_compiling():
+            return self._move_compiled(grads)
+        torch._fused_adam_(
+            self.params,
+            grads,
+            self.exp_avg,
+            self.exp_avg_sq,
+            [],
+            [self.steps] * len(self.params),
+            lr=self.lr * self.scale,
+            beta1=self.betas[0],
+            beta2=self.betas[1],
+            weight_decay=self.weight_decay,
+            eps=self.eps,
+            amsgrad=False,
+            maximize=False,
+        )
+
+    def prepare(self) -> None:
+        step = self.steps.item() + 1.0  # compiled code would compute these numbers anew for each weight
+        self._numbers[0] = self.lr * self.scale / (1.0 - self.betas[0] ** step)
+        self._numbers[1] = (1.0 - self.betas[1] ** step) ** 0.5
+
+    def _move_compiled(self, grads: list[Tensor]) -> None:
+        """The same step in operations that a compiler can merge with those around them."""
+        step_size, correction = self._numbers.unbind()
+        for param, grad, mean, square in zip(self.params, grads, self.exp_avg, self.exp_avg_sq, strict=True):
+            if self.weight_decay:
+                grad = grad + self.weight_decay * param
+            mean.lerp_(grad, 1.0 - self.betas[0])
+            square.lerp_(grad * grad, 1.0 - self.betas[1])
+            param.sub_(step_size * mean / (square.sqrt() / correction + self.eps))
+
+    def tensors(self) -> dict[str, Tensor]:
+        found = {"step": self.steps}
+        for i, (mean, square) in enumerate(zip(self.exp_avg, self.exp_avg_sq, strict=True)):
+            found |= {f"exp_avg.{i}": mean, f"exp_avg_sq.{i}": square}
+        return found
+
+
+class AdamW(Adam):
+    """Adam with decoupled weight decay (Loshchilov & Hutter, 2019): before each step, parameters shrink by the factor
+    1 - lr * weight_decay.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor],
+        lr: float,
+        weight_decay: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        max_grad_norm: float | None = None,
+    ):
+        super().__init__(params, lr, betas, eps, max_grad_norm=max_grad_norm)
+        self.decay = weight_decay  # not Adam's weight_decay, which is part of the gradient
+        self._kept = torch.ones((), device=self.params[0].device)  # the factor of a compiled step
+
+    def _move(self, grads: list[Tensor]) -> None:
+        compiling = torch.compiler.is_compiling()
+        torch._foreach_mul_(self.params, self._kept if compiling else self._factor())
+        super()._move(grads)
+
+    def _factor(self) -> float:
+        return 1.0 - self.lr * self.scale * self.decay
+
+    def prepare(self) -> None:
+        super().prepare()
+        self._kept.fill_(self._factor())
+
+
+class RMSprop(Optimizer):
+    """RMSprop (Tieleman & Hinton, 2012) as torch has it: the mean square starts at zero and is not corrected for that.
+
+    The first steps are therefore long, 1 / sqrt(1 - decay) times the learning rate, where Adam's are as all the others.
+    """
+
+    def __init__(
+        self, params: Iterable[Tensor], lr: float, decay: float, eps: float, max_grad_norm: float | None = None
+    ):
+        super().__init__(params, lr, max_grad_norm)
+        self.decay, self.eps = decay, eps
+        self.square = [torch.zeros_like(p, requires_grad=False) for p in self.params]
+
+    def _move(self, grads: list[Tensor]) -> None:
+        torch._foreach_mul_(self.square, self.decay)
+        torch._foreach_addcmul_(self.square, grads, grads, value=1.0 - self.decay)
+        root = torch._foreach_sqrt(self.square)
+        torch._foreach_add_(root, self.eps)
+        torch._foreach_addcdiv_(self.params, grads, root, value=-self.lr * self.scale)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {f"square.{i}": square for i, square in enumerate(self.square)}
+
+
+@torch.no_grad()
+def polyak(targets: Iterable[Tensor], online: Iterable[Tensor], tau: float) -> None:
+    """target <- (1 - tau) * target + tau * online."""
+    torch._foreach_lerp_(list(targets), list(online), tau)
+
+
+def target_of(module: M) -> M:
+    """A copy to be moved by `polyak`; its parameters take no gradients."""
+    return copy.deepcopy(module).requires_grad_(False)
