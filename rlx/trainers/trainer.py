@@ -219,7 +219,7 @@ class Trainer:
     def _source(self, phase: Phase) -> Replay | Mixture | RolloutBuffer:
         """Where the batches of a phase come from."""
         if phase.on_policy:
-            source: Any = self.rollout
+            source: Replay | Mixture | RolloutBuffer | None = self.rollout
         elif phase.collect == 0:
             source = self.prior
         elif self._mixes(phase) and self.replay is not None and self.prior is not None:
