@@ -138,7 +138,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     """The manifest of a checkpoint folder, or DamagedCheckpoint; UserError if another version of rlx wrote it."""
     try:
         data = read_bounded(path / "manifest.json", follow=False)
-        manifest = json.loads(data)
+        manifest: dict[str, Any] = json.loads(data)
         form = manifest.get("format")
         if "sha256" in manifest and seal(manifest) != data:
             raise DamagedCheckpoint(f"manifest.json is not what was written (format {form!r:.20})")
@@ -463,7 +463,8 @@ def _check_rows(segment: dict[str, Any], data: bytes) -> None:
 
 def _segments_of(path: Path) -> list[dict[str, Any]]:
     try:
-        return _read_manifest(path)["segments"]
+        segments: list[dict[str, Any]] = _read_manifest(path)["segments"]
+        return segments
     except (DamagedCheckpoint, UserError):
         return []
 
