@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import rlx
 from rlx.data import TransitionDataset, WindowReader, WindowSampler, sample_trajectory_windows
 from rlx.errors import UserError
 from rlx.learner import AlgoConfig, Learner
