@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import math
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,6 +45,7 @@ from rlx.envs.vector import VectorEnv
 from rlx.errors import UserError, shown
 from rlx.given import NOTHING, EnvLike, Given
 from rlx.learner import Allocation, Learner
+from rlx.nn.encoders import AutoConfig
 from rlx.reporting import counted
 from rlx.restoring import check_like, restoring
 from rlx.rewards import RewardTransform
@@ -75,7 +78,7 @@ def build(cfg: DictConfig, folder: Path, given: Given = NOTHING, progress: bool 
         )
     reward = instantiate(cfg.reward, trust=cfg.trust)
     with choose_device(cfg.device), within_memory(cfg):  # weights and optimizer states are made there
-        learner: Learner = instantiate(cfg.algo, spec, trust=cfg.trust)
+        learner = make_learner(cfg, spec, cfg.trust)
     check_batches(cfg, spec)
     dataset, prior = load_prior(cfg, spec, reward, learner, data) if cfg.dataset is not None else (None, None)
     collector: Collector | None = None
@@ -109,6 +112,16 @@ def build(cfg: DictConfig, folder: Path, given: Given = NOTHING, progress: bool 
         trust=cfg.trust,
     )
     return trainer
+
+
+def make_learner(cfg: DictConfig, spec: Spec, trust: Sequence[str]) -> Learner:
+    """The learner of a config, with the encoder that its networks are to have."""
+    extra: dict[str, Any] = {}
+    if "encoder" in inspect.signature(learner_class(cfg)).parameters:  # not in every algorithm of a user's own
+        node = OmegaConf.structured(AutoConfig) if cfg.encoder is None else cfg.encoder  # older runs have none
+        extra["encoder"] = functools.partial(instantiate, node, trust=trust)
+    learner: Learner = instantiate(cfg.algo, spec, trust=trust, **extra)
+    return learner
 
 
 def within_memory(cfg: DictConfig) -> Allocation:
@@ -221,14 +234,14 @@ def restore_learner(path: str | Path, trust: tuple[str, ...]) -> tuple[Learner, 
         saved = read_folder(folder)
     except DamagedCheckpoint as error:
         raise UserError(f"{folder} is damaged ({error}); use another checkpoint of the run.") from error
-    cfg = load_config(saved.config, (), trust, use=("algo", "env"))
+    cfg = load_config(saved.config, (), trust, use=("algo", "env", "encoder"))
     learner_class(cfg)
     with restoring(folder):
         check_spec(cfg, saved.spec)
         tensors = saved.tensors["learner"]
         limit = 2 * sum(tensor.nbytes for tensor in tensors.values()) + 2**26  # which all of the learner's are among
         with Allocation(limit, f"{folder} has a config that asks for larger networks than its tensors are of."):
-            learner: Learner = instantiate(cfg.algo, saved.spec, trust=trust)
+            learner = make_learner(cfg, saved.spec, trust)
         check_like(saved.state["learner"], learner.counters(), "learner")
         learner.load_tensors(tensors)
         learner.load_counters(saved.state["learner"])

@@ -8,6 +8,7 @@ runs it keeps the carry, one row per lane, and starts it anew where an episode b
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ from rlx.compiling import check_compiler
 from rlx.errors import UserError, require
 from rlx.fields import check_number, check_numbers, number
 from rlx.nn import Optimizer
+from rlx.nn.encoders import AutoConfig, Encoder, EncoderFactory, auto, is_plain
 from rlx.types import Acted, Batch, Carry, Metrics, Obs, Spec
 
 
@@ -150,8 +152,9 @@ class Learner(nn.Module):
     prioritized: bool = False  # does it weigh its loss by `batch.weight` and set `td_error`
     td_error: Tensor | None = None  # [B] of the last update, set where `batch.index` asks for new priorities
 
-    def __init__(self, cfg: AlgoConfig, spec: Spec):
+    def __init__(self, cfg: AlgoConfig, spec: Spec, encoder: EncoderFactory | None = None):
         super().__init__()
+        self._encoder: EncoderFactory = encoder or functools.partial(auto, AutoConfig())
         check_algo(vars(cfg))
         check_numbers(cfg, "algo")
         if cfg.compile:
@@ -162,8 +165,31 @@ class Learner(nn.Module):
         self.optimizers: dict[str, Optimizer] = {}  # filled by subclasses; saved, and driven by schedules
         self.compiled: dict[Any, Any] = {}  # methods as `compilable` left them
         if cfg.normalize_obs:
+            vectors = not spec.boxes and spec.obs_dtype != "uint8" and len(spec.obs_shape) == 1
+            require(
+                vectors,
+                f"algo.normalize_obs=true is for vectors and {spec.env_id} has images; use algo.normalize_obs=false.",
+            )
             self.register_buffer("obs_mean", torch.zeros(spec.obs_shape))
             self.register_buffer("obs_std", torch.ones(spec.obs_shape))
+
+    def make_encoder(self) -> Encoder | int:
+        """An encoder for one more network; the number of inputs where observations are vectors, which need none."""
+        encoder = self._encoder(self.spec)
+        if is_plain(encoder, self.spec):
+            return encoder.dim
+        require(
+            self.images,
+            f"algo={self.cfg.name} reads vectors and takes no encoder; use encoder=auto and an env with vectors.",
+        )
+        return encoder
+
+    @property
+    def obs_width(self) -> int:
+        """How many numbers an observation has, for learners that read vectors only."""
+        width = self.make_encoder()
+        assert isinstance(width, int)
+        return width
 
     @property
     def actor(self) -> Actor:

@@ -5,14 +5,15 @@ A loss takes tensors and returns `(loss, metrics)`. What only one algorithm need
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from rlx.learner import AlgoConfig
-from rlx.nn import ActionHead, Perceptron, noise_like
+from rlx.nn import ActionHead, StateValue, noise_like
+from rlx.obs import map_obs, take_rows
 from rlx.returns import gae
 from rlx.types import Metrics, Rollout
 
@@ -81,7 +82,7 @@ class ActorCritic(Protocol):
     """What `experience` asks of a learner."""
 
     policy: ActionHead
-    critic: Perceptron
+    critic: StateValue
 
     @property
     def cfg(self) -> AlgoConfig: ...
@@ -92,7 +93,7 @@ class ActorCritic(Protocol):
 class Experience(NamedTuple):
     """A rollout as rows, with everything that the policy which collected it says of them."""
 
-    obs: Tensor  # [T * N, obs_dim], normalised
+    obs: Any  # [T * N, ...], normalised; a dict of such where the Spec has several boxes
     action: Tensor  # [T * N, ...]
     log_prob: Tensor  # [T * N], as are the rest
     value: Tensor
@@ -104,13 +105,13 @@ class Experience(NamedTuple):
 def experience(rollout: Rollout, learner: ActorCritic, lam: float) -> Experience:
     """Values, log-probabilities and advantages of a rollout, by the policy that collected it."""
     critic, discount = learner.critic, learner.cfg.discount
-    obs = learner.normalize(rollout.obs.flatten(0, 1)).flatten(1)
+    obs = learner.normalize(map_obs(lambda x: x.flatten(0, 1), rollout.obs))
     action = rollout.action.flatten(0, 1)
     value = critic(obs).view_as(rollout.reward)
     # V(next) is V of the following row, except at the end of the rollout and where an episode was truncated.
     own = rollout.truncated > rollout.terminated
     own[-1] = True
-    successor = critic(learner.normalize(rollout.next_obs[own]).flatten(1)).squeeze(-1)
+    successor = critic(learner.normalize(take_rows(rollout.next_obs, own)))
     next_value = torch.cat([value[1:], value[-1:]]).masked_scatter_(own, successor)
     advantage, returns = gae(rollout.reward, value, next_value, rollout.terminated, rollout.truncated, discount, lam)
     log_prob = learner.policy(obs).log_prob(action)
@@ -126,6 +127,15 @@ def approximate_kl(log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
     """KL(old | new) from samples of old: E[rho - 1 - log rho], never negative (Schulman, 2020)."""
     log_ratio = log_prob - old_log_prob
     return (log_ratio.exp() - 1.0 - log_ratio).mean()
+
+
+def standardized_in_parts(advantage: Tensor, size: int) -> Tensor:
+    """Parts of `size` rows, each standardised by itself; the rest at the end is a part of its own."""
+    whole = len(advantage) // size * size
+    parts = advantage[:whole].view(-1, size)
+    std, mean = torch.std_mean(parts, 1, correction=0, keepdim=True)
+    parts = ((parts - mean) / (std + 1e-8)).flatten()
+    return parts if whole == len(advantage) else torch.cat([parts, standardized(advantage[whole:])])
 
 
 def explained_variance(value: Tensor, returns: Tensor) -> Tensor:

@@ -29,8 +29,8 @@ def num_rows(obs: ObsArray) -> int:
     return len(parts_of(obs)[0])
 
 
-def take_rows(obs: ObsArray, index: Any) -> Any:
-    """Rows by number, slice or mask; one row without the first axis for a plain integer."""
+def take_rows(obs: Any, index: Any) -> Any:
+    """Rows of arrays or tensors by number, slice or mask; one row without the first axis for a plain integer."""
     return map_obs(lambda part: part[index], obs)
 
 

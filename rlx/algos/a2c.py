@@ -17,7 +17,8 @@ from rlx.compiling import compilable
 from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
 from rlx.losses import Experience, experience, explained_variance, standardized
-from rlx.nn import OBS_CLIP, ActionHead, Perceptron, RMSprop, running_moments
+from rlx.nn import OBS_CLIP, ActionHead, RMSprop, StateValue, running_moments
+from rlx.nn.encoders import EncoderFactory
 from rlx.types import Metrics, Rollout, Spec
 
 
@@ -51,16 +52,17 @@ def a2c_loss(
 class A2C(Learner):
     actions = ("box", "discrete", "multi_discrete")
     regimes = ("on_policy",)
+    images = True
     reads = Rollout
     obs_mean: Tensor
     obs_std: Tensor
     obs_count: Tensor  # observations in these statistics so far
 
-    def __init__(self, cfg: A2CConfig, spec: Spec):
-        super().__init__(cfg, spec)
+    def __init__(self, cfg: A2CConfig, spec: Spec, encoder: EncoderFactory | None = None):
+        super().__init__(cfg, spec, encoder)
         self.cfg: A2CConfig = cfg
-        self.policy = ActionHead(spec, cfg.actor_layers, cfg.activation, cfg.log_std_init)
-        self.critic = Perceptron([spec.obs_dim, *cfg.critic_layers, 1], cfg.activation, final_gain=1.0)
+        self.policy = ActionHead(self.make_encoder(), spec, cfg.actor_layers, cfg.activation, cfg.log_std_init)
+        self.critic = StateValue(self.make_encoder(), cfg.critic_layers, cfg.activation)
         if cfg.normalize_obs:
             self.register_buffer("obs_count", torch.zeros((), dtype=torch.int64))
         params = [*self.policy.parameters(), *self.critic.parameters()]
@@ -71,7 +73,7 @@ class A2C(Learner):
 
     @torch.no_grad()
     def act(self, obs: Tensor, explore: bool) -> Tensor:
-        return self.policy.act(self.normalize(obs).flatten(1), explore)
+        return self.policy.act(self.normalize(obs), explore)
 
     def update(self, rollout: Rollout) -> Metrics:
         self.updates += 1
@@ -87,6 +89,6 @@ class A2C(Learner):
     @compilable
     def _loss(self, data: Experience) -> tuple[Tensor, Metrics]:
         actions = self.policy(data.obs)
-        value = self.critic(data.obs).squeeze(-1)
+        value = self.critic(data.obs)
         log_prob, entropy = actions.log_prob(data.action), actions.entropy()
         return a2c_loss(log_prob, entropy, value, data.advantage, data.returns, self.cfg)

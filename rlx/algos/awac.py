@@ -23,6 +23,8 @@ from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
 from rlx.losses import critic_loss
 from rlx.nn import Adam, BoundedGaussian, Critic, polyak, target_of
+from rlx.nn.encoders import EncoderFactory
+from rlx.obs import map_obs
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
@@ -67,13 +69,14 @@ def awac_loss(log_prob: Tensor, weight: Tensor) -> tuple[Tensor, Metrics]:
 class AWAC(Learner):
     actions = ("box",)
     regimes = ("offline", "offline_to_online")
+    images = True
     cfg: AWACConfig
 
-    def __init__(self, cfg: AWACConfig, spec: Spec):
-        super().__init__(cfg, spec)
+    def __init__(self, cfg: AWACConfig, spec: Spec, encoder: EncoderFactory | None = None):
+        super().__init__(cfg, spec, encoder)
         self.temperature = TEMPERATURES[cfg.weighting] if cfg.temperature is None else cfg.temperature
-        self.policy = BoundedGaussian(spec.obs_dim, spec.action_dim, cfg.actor_layers, log_std_range=(-6.0, 0.0))
-        self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.critic_layers)
+        self.policy = BoundedGaussian(self.make_encoder(), spec.action_dim, cfg.actor_layers, log_std_range=(-6.0, 0.0))
+        self.critic = Critic(self.make_encoder(), spec.action_dim, cfg.critic_layers)
         self.target_critic = target_of(self.critic)
         self.online, self.targets = list(self.critic.parameters()), list(self.target_critic.parameters())
         self.optimizers = {
@@ -108,7 +111,9 @@ class AWAC(Learner):
         pi = self.policy(obs)
         with torch.no_grad():
             sampled = pi.sample().clamp_(-1.0, 1.0)
-            q, value = self.critic(torch.cat([obs, obs]), torch.cat([action, sampled])).amin(0).chunk(2)
+            q, value = (
+                self.critic(map_obs(lambda x: torch.cat([x, x]), obs), torch.cat([action, sampled])).amin(0).chunk(2)
+            )
             advantage = q - value
             weight = awac_weights(advantage, self.temperature, self.cfg.weighting, self.cfg.max_weight)
         loss, metrics = awac_loss(pi.log_prob(action), weight)

@@ -18,6 +18,7 @@ from rlx.compiling import compilable
 from rlx.learner import AlgoConfig, Learner
 from rlx.losses import bc_loss, bc_nll_loss
 from rlx.nn import Adam, BoundedGaussian, Deterministic, DiscreteHead
+from rlx.nn.encoders import EncoderFactory
 from rlx.types import Batch, Metrics, Spec
 
 
@@ -32,17 +33,18 @@ class BCConfig(AlgoConfig):
 class BC(Learner):
     actions = ("box", "discrete", "multi_discrete")
     regimes = ("offline",)
+    images = True
     cfg: BCConfig
 
-    def __init__(self, cfg: BCConfig, spec: Spec):
-        super().__init__(cfg, spec)
+    def __init__(self, cfg: BCConfig, spec: Spec, encoder: EncoderFactory | None = None):
+        super().__init__(cfg, spec, encoder)
         self.policy: DiscreteHead | BoundedGaussian | Deterministic
         if spec.discrete:
-            self.policy = DiscreteHead(spec, cfg.hidden)
+            self.policy = DiscreteHead(self.make_encoder(), spec, cfg.hidden)
         elif cfg.gaussian:
-            self.policy = BoundedGaussian(spec.obs_dim, spec.action_dim, cfg.hidden)
+            self.policy = BoundedGaussian(self.make_encoder(), spec.action_dim, cfg.hidden)
         else:
-            self.policy = Deterministic(spec.obs_dim, spec.action_dim, cfg.hidden)
+            self.policy = Deterministic(self.make_encoder(), spec.action_dim, cfg.hidden)
         self.optimizers = {"actor": Adam(self.policy.parameters(), cfg.lr)}
 
     @torch.no_grad()

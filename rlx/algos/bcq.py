@@ -24,6 +24,7 @@ from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
 from rlx.losses import critic_loss, soft_min, with_noise
 from rlx.nn import VAE, Adam, Critic, Deterministic, by_blocks, polyak, target_of, vae_loss
+from rlx.nn.encoders import EncoderFactory
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
@@ -62,9 +63,9 @@ class BCQ(Learner):
     cfg: BCQConfig
     eval_latents: Tensor  # [eval_candidates, dim(z)]
 
-    def __init__(self, cfg: BCQConfig, spec: Spec):
-        super().__init__(cfg, spec)
-        obs_dim, action_dim = spec.obs_dim, spec.action_dim
+    def __init__(self, cfg: BCQConfig, spec: Spec, encoder: EncoderFactory | None = None):
+        super().__init__(cfg, spec, encoder)
+        obs_dim, action_dim = self.obs_width, spec.action_dim
         self.vae = VAE(obs_dim, action_dim, cfg.vae_hidden)
         self.policy = Deterministic(obs_dim + action_dim, action_dim, cfg.actor_layers)  # xi(s, b)
         self.critic = Critic(obs_dim, action_dim, cfg.critic_layers)

@@ -31,6 +31,7 @@ from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
 from rlx.losses import critic_loss, soft_min
 from rlx.nn import VAE, Adam, Critic, SquashedGaussian, by_blocks, polyak, target_of, vae_loss
+from rlx.nn.encoders import EncoderFactory
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
@@ -105,11 +106,11 @@ class BEAR(Learner):
     cfg: BEARConfig
     eval_noise: Tensor  # [eval_candidates, 1, dim(A)]
 
-    def __init__(self, cfg: BEARConfig, spec: Spec):
-        super().__init__(cfg, spec)
-        self.vae = VAE(spec.obs_dim, spec.action_dim, cfg.vae_hidden)
-        self.policy = SquashedGaussian(spec.obs_dim, spec.action_dim, cfg.actor_layers)
-        self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.critic_layers)
+    def __init__(self, cfg: BEARConfig, spec: Spec, encoder: EncoderFactory | None = None):
+        super().__init__(cfg, spec, encoder)
+        self.vae = VAE(self.obs_width, spec.action_dim, cfg.vae_hidden)
+        self.policy = SquashedGaussian(self.obs_width, spec.action_dim, cfg.actor_layers)
+        self.critic = Critic(self.obs_width, spec.action_dim, cfg.critic_layers)
         self.target_policy, self.target_critic = target_of(self.policy), target_of(self.critic)
         self.log_multiplier = torch.nn.Parameter(torch.tensor(math.log(cfg.multiplier)))
         self.register_buffer("eval_noise", torch.randn(cfg.eval_candidates, 1, spec.action_dim))

@@ -26,6 +26,7 @@ from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
 from rlx.losses import alpha_loss, critic_loss, soft_actor_loss
 from rlx.nn import Adam, Critic, SquashedGaussian, polyak, squashed_sample, target_of
+from rlx.nn.encoders import EncoderFactory
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
@@ -80,15 +81,15 @@ class CQL(Learner):
     first_log_multiplier = 0.0
     cfg: CQLConfig
 
-    def __init__(self, cfg: CQLConfig, spec: Spec):
-        super().__init__(cfg, spec)
+    def __init__(self, cfg: CQLConfig, spec: Spec, encoder: EncoderFactory | None = None):
+        super().__init__(cfg, spec, encoder)
         require(
             not (cfg.max_q_backup and cfg.backup_entropy),
             "algo.max_q_backup bootstraps from values alone; drop it, or set algo.backup_entropy=false.",
         )
         threshold = cfg.lagrange_threshold
-        self.policy = SquashedGaussian(spec.obs_dim, spec.action_dim, cfg.actor_layers)
-        self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.critic_layers)
+        self.policy = SquashedGaussian(self.make_encoder(), spec.action_dim, cfg.actor_layers)
+        self.critic = Critic(self.make_encoder(), spec.action_dim, cfg.critic_layers)
         self.target_critic = target_of(self.critic)
         self.online, self.targets = list(self.critic.parameters()), list(self.target_critic.parameters())
         self.log_alpha = torch.nn.Parameter(torch.tensor(math.log(cfg.alpha)))

@@ -23,6 +23,7 @@ from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
 from rlx.losses import alpha_loss, critic_loss, soft_actor_loss
 from rlx.nn import Adam, RenormMLP, SquashedSample, gaussian, noise_like, squashed_sample
+from rlx.nn.encoders import EncoderFactory
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
@@ -76,10 +77,10 @@ class CrossQ(Learner):
     regimes = ("off_policy", "offline_to_online", "offline")
     cfg: CrossQConfig
 
-    def __init__(self, cfg: CrossQConfig, spec: Spec):
-        super().__init__(cfg, spec)
-        self.policy = RenormGaussian(spec.obs_dim, spec.action_dim, cfg.actor_layers)
-        self.critic = RenormMLP([spec.obs_dim + spec.action_dim, *cfg.critic_layers, 1], ensemble=2)
+    def __init__(self, cfg: CrossQConfig, spec: Spec, encoder: EncoderFactory | None = None):
+        super().__init__(cfg, spec, encoder)
+        self.policy = RenormGaussian(self.obs_width, spec.action_dim, cfg.actor_layers)
+        self.critic = RenormMLP([self.obs_width + spec.action_dim, *cfg.critic_layers, 1], ensemble=2)
         self.log_alpha = torch.nn.Parameter(torch.tensor(math.log(cfg.alpha)))
         self.target_entropy = -float(spec.action_dim) if cfg.target_entropy is None else cfg.target_entropy
         betas = (cfg.beta1, 0.999)

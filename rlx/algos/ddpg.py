@@ -20,6 +20,7 @@ from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
 from rlx.losses import critic_loss, dpg_loss, with_noise
 from rlx.nn import Adam, Critic, Deterministic, polyak, target_of
+from rlx.nn.encoders import EncoderFactory
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
@@ -37,12 +38,13 @@ class DDPGConfig(ActorCriticConfig):
 class DDPG(Learner):
     actions = ("box",)
     regimes = ("off_policy", "offline_to_online", "offline")
+    images = True
     cfg: DDPGConfig
 
-    def __init__(self, cfg: DDPGConfig, spec: Spec):
-        super().__init__(cfg, spec)
-        self.policy = Deterministic(spec.obs_dim, spec.action_dim, cfg.actor_layers)
-        self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.critic_layers, n=1)
+    def __init__(self, cfg: DDPGConfig, spec: Spec, encoder: EncoderFactory | None = None):
+        super().__init__(cfg, spec, encoder)
+        self.policy = Deterministic(self.make_encoder(), spec.action_dim, cfg.actor_layers)
+        self.critic = Critic(self.make_encoder(), spec.action_dim, cfg.critic_layers, n=1)
         self.target_policy, self.target_critic = target_of(self.policy), target_of(self.critic)
         self.online = [*self.policy.parameters(), *self.critic.parameters()]
         self.targets = [*self.target_policy.parameters(), *self.target_critic.parameters()]

@@ -21,7 +21,8 @@ from rlx.compiling import compilable
 from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
 from rlx.losses import alpha_loss
-from rlx.nn import MLP, Adam, polyak, target_of
+from rlx.nn import ActionValues, Adam, polyak, target_of
+from rlx.nn.encoders import EncoderFactory
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
@@ -58,13 +59,14 @@ def expected_actor_loss(log_pi: Tensor, q: Tensor, alpha: Tensor) -> tuple[Tenso
 class DiscreteSAC(Learner):
     actions = ("discrete",)
     regimes = ("off_policy", "offline_to_online", "offline")
+    images = True
     prioritized = True
     cfg: DiscreteSACConfig
 
-    def __init__(self, cfg: DiscreteSACConfig, spec: Spec):
-        super().__init__(cfg, spec)
-        self.policy = MLP([spec.obs_dim, *cfg.actor_layers, spec.action_dim])
-        self.critic = MLP([spec.obs_dim, *cfg.critic_layers, spec.action_dim], ensemble=2)
+    def __init__(self, cfg: DiscreteSACConfig, spec: Spec, encoder: EncoderFactory | None = None):
+        super().__init__(cfg, spec, encoder)
+        self.policy = ActionValues(self.make_encoder(), spec.action_dim, cfg.actor_layers)  # logits
+        self.critic = ActionValues(self.make_encoder(), spec.action_dim, cfg.critic_layers, n=2)
         self.target_critic = target_of(self.critic)
         self.log_alpha = torch.nn.Parameter(torch.tensor(math.log(cfg.alpha)))
         self.target_entropy = cfg.target_entropy_scale * math.log(spec.action_dim)

@@ -30,6 +30,7 @@ from rlx.errors import require
 from rlx.fields import check_numbers, number
 from rlx.learner import Actor, AlgoConfig, Learner
 from rlx.nn import AdamW, Categorical
+from rlx.nn.encoders import EncoderFactory
 from rlx.types import Acted, Carry, Metrics, Obs, Spec, Windows
 
 UNLIMITED = 1000  # timesteps told apart where neither the config nor the env limits an episode
@@ -195,8 +196,8 @@ class DT(Learner):
     best_return: Tensor  # of the dataset
     cfg: DTConfig
 
-    def __init__(self, cfg: DTConfig, spec: Spec):
-        super().__init__(cfg, spec)
+    def __init__(self, cfg: DTConfig, spec: Spec, encoder: EncoderFactory | None = None):
+        super().__init__(cfg, spec, encoder)
         check_numbers(cfg, "algo")
         require(
             cfg.width % cfg.heads == 0,
@@ -209,7 +210,7 @@ class DT(Learner):
         self.window = cfg.context
         self.timesteps = cfg.max_episode_length or spec.episode_limit or UNLIMITED
         self.register_buffer("best_return", torch.zeros(()))
-        self.policy = DecisionTransformer(cfg, spec.obs_dim, spec.action_dim, self.timesteps, not spec.discrete)
+        self.policy = DecisionTransformer(cfg, self.obs_width, spec.action_dim, self.timesteps, not spec.discrete)
         adam = AdamW(
             self.policy.parameters(), cfg.lr, cfg.weight_decay, eps=cfg.adam_eps, max_grad_norm=cfg.max_grad_norm
         )

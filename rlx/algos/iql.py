@@ -25,7 +25,9 @@ from rlx.compiling import compilable
 from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
 from rlx.losses import critic_loss
-from rlx.nn import MLP, Adam, BoundedGaussian, Critic, polyak, target_of
+from rlx.nn import Adam, BoundedGaussian, Critic, StateValue, polyak, target_of
+from rlx.nn.encoders import EncoderFactory
+from rlx.obs import map_obs
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
@@ -73,16 +75,19 @@ def cosine_decay(updates: int, horizon: int | None) -> float:
 class IQL(Learner):
     actions = ("box",)
     regimes = ("offline", "offline_to_online")
+    images = True
     cfg: IQLConfig
 
-    def __init__(self, cfg: IQLConfig, spec: Spec):
-        super().__init__(cfg, spec)
+    def __init__(self, cfg: IQLConfig, spec: Spec, encoder: EncoderFactory | None = None):
+        super().__init__(cfg, spec, encoder)
         start: dict[str, Any] = {"init": "orthogonal", "final_gain": math.sqrt(2.0)}
-        self.policy = BoundedGaussian(spec.obs_dim, spec.action_dim, cfg.actor_layers, dropout=cfg.dropout, **start)
-        self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.critic_layers, **start)
+        self.policy = BoundedGaussian(
+            self.make_encoder(), spec.action_dim, cfg.actor_layers, dropout=cfg.dropout, **start
+        )
+        self.critic = Critic(self.make_encoder(), spec.action_dim, cfg.critic_layers, **start)
         self.target_critic = target_of(self.critic)
         self.online, self.targets = list(self.critic.parameters()), list(self.target_critic.parameters())
-        self.value = MLP([spec.obs_dim, *cfg.critic_layers, 1], **start)
+        self.value = StateValue(self.make_encoder(), cfg.critic_layers, **start)
         self.optimizers = {
             "value": Adam(self.value.parameters(), cfg.value_lr),
             "actor": Adam(self.policy.parameters(), cfg.actor_lr),
@@ -106,7 +111,7 @@ class IQL(Learner):
         loss, metrics = self._value_loss(batch.obs, q)
         self.optimizers["value"].minimize(loss)
         with torch.no_grad():
-            value, next_value = self.value(torch.cat([batch.obs, batch.next_obs])).squeeze(-1).chunk(2)
+            value, next_value = self.value(map_obs(lambda *both: torch.cat(both), batch.obs, batch.next_obs)).chunk(2)
 
         loss, actor_metrics = self._actor_loss(batch.obs, batch.action, q - value)
         self.optimizers["actor"].minimize(loss)
@@ -117,7 +122,7 @@ class IQL(Learner):
         return metrics | actor_metrics | critic_metrics
 
     def _value_loss(self, obs: Tensor, q: Tensor) -> tuple[Tensor, Metrics]:
-        return expectile_loss(q, self.value(obs).squeeze(-1), self.cfg.expectile)
+        return expectile_loss(q, self.value(obs), self.cfg.expectile)
 
     def _actor_loss(self, obs: Tensor, action: Tensor, advantage: Tensor) -> tuple[Tensor, Metrics]:
         return iql_actor_loss(self.policy(obs).log_prob(action), advantage, self.cfg.beta, self.cfg.max_weight)

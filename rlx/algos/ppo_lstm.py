@@ -29,7 +29,8 @@ from rlx.errors import require
 from rlx.fields import check_numbers, number
 from rlx.learner import Actor, ActorCriticConfig, Learner
 from rlx.losses import approximate_kl, explained_variance, standardized
-from rlx.nn import OBS_CLIP, ActionHead, Adam, Perceptron, running_moments
+from rlx.nn import OBS_CLIP, ActionHead, Adam, StateValue, running_moments
+from rlx.nn.encoders import EncoderFactory
 from rlx.nn.recurrent import LSTM, State, Stretches, stretches
 from rlx.returns import gae
 from rlx.types import Acted, Carry, Metrics, Rollout, Spec
@@ -121,8 +122,8 @@ class PPOLSTM(Learner):
     obs_std: Tensor
     obs_count: Tensor  # observations in these statistics so far
 
-    def __init__(self, cfg: PPOLSTMConfig, spec: Spec):
-        super().__init__(cfg, spec)
+    def __init__(self, cfg: PPOLSTMConfig, spec: Spec, encoder: EncoderFactory | None = None):
+        super().__init__(cfg, spec, encoder)
         self.cfg: PPOLSTMConfig = cfg
         check_numbers(cfg, "algo")
         widths = list(cfg.lstm_hidden)
@@ -131,11 +132,10 @@ class PPOLSTM(Learner):
             f"All layers of an LSTM must have the same width, and there must be at least one, for example "
             f"algo.lstm_hidden=[64] (algo.lstm_hidden={widths}).",
         )
-        remembered = spec._replace(obs_shape=(widths[0],), obs_dtype="float32", boxes=())  # what the heads see
-        self.policy_lstm = LSTM(spec.obs_dim, widths[0], len(widths))
-        self.critic_lstm = None if cfg.shared_lstm else LSTM(spec.obs_dim, widths[0], len(widths))
-        self.policy = ActionHead(remembered, cfg.actor_layers, cfg.activation, cfg.log_std_init)
-        self.critic = Perceptron([widths[0], *cfg.critic_layers, 1], cfg.activation, final_gain=1.0)
+        self.policy_lstm = LSTM(self.obs_width, widths[0], len(widths))
+        self.critic_lstm = None if cfg.shared_lstm else LSTM(self.obs_width, widths[0], len(widths))
+        self.policy = ActionHead(widths[0], spec, cfg.actor_layers, cfg.activation, cfg.log_std_init)
+        self.critic = StateValue(widths[0], cfg.critic_layers, cfg.activation)
         if cfg.normalize_obs:
             self.register_buffer("obs_count", torch.zeros((), dtype=torch.int64))
         self.optimizers["policy"] = Adam(self.parameters(), cfg.lr, eps=1e-5, max_grad_norm=cfg.max_grad_norm)
@@ -224,7 +224,7 @@ class PPOLSTM(Learner):
         if cfg.normalize_advantage:
             advantage = standardized(advantage)
         surrogate = surrogate_loss(log_prob, old_log_prob, advantage, cfg.clip_range)
-        error = value_loss(self.critic(valued).squeeze(-1), old_value, returns, cfg.clip_range_value)
+        error = value_loss(self.critic(valued), old_value, returns, cfg.clip_range_value)
         loss = surrogate + cfg.value_coef * error - cfg.entropy_coef * actions.entropy().mean()
         return loss, surrogate.detach(), error.detach(), approximate_kl(log_prob.detach(), old_log_prob)
 

@@ -23,6 +23,7 @@ from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
 from rlx.losses import alpha_loss, critic_loss, soft_actor_loss
 from rlx.nn import Adam, Critic, SquashedGaussian, polyak, target_of
+from rlx.nn.encoders import EncoderFactory
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
@@ -46,12 +47,13 @@ class REDQConfig(ActorCriticConfig):
 class REDQ(Learner):
     actions = ("box",)
     regimes = ("off_policy", "offline_to_online", "offline")
+    images = True
     cfg: REDQConfig
 
-    def __init__(self, cfg: REDQConfig, spec: Spec):
-        super().__init__(cfg, spec)
-        self.policy = SquashedGaussian(spec.obs_dim, spec.action_dim, cfg.actor_layers, init="xavier")
-        self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.critic_layers, cfg.critics, init="xavier")
+    def __init__(self, cfg: REDQConfig, spec: Spec, encoder: EncoderFactory | None = None):
+        super().__init__(cfg, spec, encoder)
+        self.policy = SquashedGaussian(self.make_encoder(), spec.action_dim, cfg.actor_layers, init="xavier")
+        self.critic = Critic(self.make_encoder(), spec.action_dim, cfg.critic_layers, cfg.critics, init="xavier")
         self.target_critic = target_of(self.critic)
         self.online, self.targets = list(self.critic.parameters()), list(self.target_critic.parameters())
         self.log_alpha = torch.nn.Parameter(torch.tensor(math.log(cfg.alpha)))

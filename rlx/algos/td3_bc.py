@@ -18,6 +18,7 @@ from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
 from rlx.losses import critic_loss, smoothed, with_noise
 from rlx.nn import Adam, Critic, Deterministic, polyak, target_of
+from rlx.nn.encoders import EncoderFactory
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
@@ -48,12 +49,13 @@ def td3_bc_loss(q: Tensor, pi: Tensor, action: Tensor, alpha: float) -> tuple[Te
 class TD3BC(Learner):
     actions = ("box",)
     regimes = ("offline", "offline_to_online")
+    images = True
     cfg: TD3BCConfig
 
-    def __init__(self, cfg: TD3BCConfig, spec: Spec):
-        super().__init__(cfg, spec)
-        self.policy = Deterministic(spec.obs_dim, spec.action_dim, cfg.actor_layers)
-        self.critic = Critic(spec.obs_dim, spec.action_dim, cfg.critic_layers)
+    def __init__(self, cfg: TD3BCConfig, spec: Spec, encoder: EncoderFactory | None = None):
+        super().__init__(cfg, spec, encoder)
+        self.policy = Deterministic(self.make_encoder(), spec.action_dim, cfg.actor_layers)
+        self.critic = Critic(self.make_encoder(), spec.action_dim, cfg.critic_layers)
         self.target_policy, self.target_critic = target_of(self.policy), target_of(self.critic)
         self.online = [*self.policy.parameters(), *self.critic.parameters()]
         self.targets = [*self.target_policy.parameters(), *self.target_critic.parameters()]

@@ -26,6 +26,8 @@ from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
 from rlx.losses import alpha_loss, soft_actor_loss
 from rlx.nn import MLP, Adam, SquashedGaussian, polyak, target_of
+from rlx.nn.encoders import EncoderFactory
+from rlx.nn.heads import Reads, encoder_of, width_of
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
@@ -90,8 +92,9 @@ def quantile_loss(quantiles: Tensor, target: Tensor) -> tuple[Tensor, Metrics]:
 class QuantileCritic(MLP):
     """Z(s, a), `n` of them with `quantiles` each: [n, B, quantiles]."""
 
-    def __init__(self, obs_dim: int, action_dim: int, hidden: Sequence[int], n: int, quantiles: int):
-        super().__init__([obs_dim + action_dim, *hidden, quantiles], ensemble=n)
+    def __init__(self, reads: Reads, action_dim: int, hidden: Sequence[int], n: int, quantiles: int):
+        sizes = [width_of(reads) + action_dim, *hidden, quantiles]
+        super().__init__(sizes, ensemble=n, encoder=encoder_of(reads))
 
     def forward(self, obs: Tensor, action: Tensor, frozen: bool = False) -> Tensor:  # type: ignore[override]
         return super().forward(obs, action, frozen)
@@ -100,12 +103,15 @@ class QuantileCritic(MLP):
 class TQC(Learner):
     actions = ("box",)
     regimes = ("off_policy", "offline_to_online", "offline")
+    images = True
     cfg: TQCConfig
 
-    def __init__(self, cfg: TQCConfig, spec: Spec):
-        super().__init__(cfg, spec)
-        self.policy = SquashedGaussian(spec.obs_dim, spec.action_dim, cfg.actor_layers)
-        self.critic = QuantileCritic(spec.obs_dim, spec.action_dim, cfg.critic_layers, cfg.critics, cfg.quantiles)
+    def __init__(self, cfg: TQCConfig, spec: Spec, encoder: EncoderFactory | None = None):
+        super().__init__(cfg, spec, encoder)
+        self.policy = SquashedGaussian(self.make_encoder(), spec.action_dim, cfg.actor_layers)
+        self.critic = QuantileCritic(
+            self.make_encoder(), spec.action_dim, cfg.critic_layers, cfg.critics, cfg.quantiles
+        )
         self.target_critic = target_of(self.critic)
         self.online, self.targets = list(self.critic.parameters()), list(self.target_critic.parameters())
         self.log_alpha = torch.nn.Parameter(torch.tensor(math.log(cfg.alpha)))

@@ -21,7 +21,9 @@ from rlx.compiling import compilable
 from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
 from rlx.losses import Experience, experience, explained_variance, standardized
-from rlx.nn import OBS_CLIP, ActionHead, Adam, Perceptron, running_moments
+from rlx.nn import OBS_CLIP, ActionHead, Adam, StateValue, running_moments
+from rlx.nn.encoders import EncoderFactory
+from rlx.obs import take_rows
 from rlx.types import Metrics, Rollout, Spec
 
 
@@ -66,16 +68,17 @@ def conjugate_gradient(
 class TRPO(Learner):
     actions = ("box", "discrete", "multi_discrete")
     regimes = ("on_policy",)
+    images = True
     reads = Rollout
     obs_mean: Tensor
     obs_std: Tensor
     obs_count: Tensor  # observations in these statistics so far
 
-    def __init__(self, cfg: TRPOConfig, spec: Spec):
-        super().__init__(cfg, spec)
+    def __init__(self, cfg: TRPOConfig, spec: Spec, encoder: EncoderFactory | None = None):
+        super().__init__(cfg, spec, encoder)
         self.cfg: TRPOConfig = cfg
-        self.policy = ActionHead(spec, cfg.actor_layers, cfg.activation, cfg.log_std_init)
-        self.critic = Perceptron([spec.obs_dim, *cfg.critic_layers, 1], cfg.activation, final_gain=1.0)
+        self.policy = ActionHead(self.make_encoder(), spec, cfg.actor_layers, cfg.activation, cfg.log_std_init)
+        self.critic = StateValue(self.make_encoder(), cfg.critic_layers, cfg.activation)
         if cfg.normalize_obs:
             self.register_buffer("obs_count", torch.zeros((), dtype=torch.int64))
         self.optimizers["critic"] = Adam(self.critic.parameters(), cfg.lr, eps=1e-5)
@@ -85,7 +88,7 @@ class TRPO(Learner):
 
     @torch.no_grad()
     def act(self, obs: Tensor, explore: bool) -> Tensor:
-        return self.policy.act(self.normalize(obs).flatten(1), explore)
+        return self.policy.act(self.normalize(obs), explore)
 
     def update(self, rollout: Rollout) -> Metrics:
         self.updates += 1
@@ -136,15 +139,15 @@ class TRPO(Learner):
     def _fit_critic(self, data: Experience) -> Metrics:
         losses = []
         for _ in range(self.cfg.epochs):
-            for rows in torch.randperm(len(data.obs)).split(self.cfg.batch_size):
-                loss = self._value_loss(data.obs[rows], data.returns[rows])
+            for rows in torch.randperm(len(data.action)).split(self.cfg.batch_size):
+                loss = self._value_loss(take_rows(data.obs, rows), data.returns[rows])
                 self.optimizers["critic"].minimize(loss)
                 losses.append(loss.detach())
         return {"loss/value": torch.stack(losses).mean()}
 
     @compilable
     def _value_loss(self, obs: Tensor, returns: Tensor) -> Tensor:
-        return (self.critic(obs).squeeze(-1) - returns).square().mean()
+        return (self.critic(obs) - returns).square().mean()
 
 
 def assign(params: Sequence[Tensor], vector: Tensor) -> None:

@@ -27,6 +27,7 @@ GROUPS = {
     "env": ("rlx.envs.factory",),
     "dataset": ("rlx.data.sources", "rlx.data.minari", "rlx.data.mixing", "rlx.data.arrays"),
     "replay": ("rlx.data.replay",),
+    "encoder": ("rlx.nn.encoders",),
     "reward": ("rlx.rewards",),
     "schedule": ("rlx.schedules",),
     "trainer": ("rlx.trainers.trainer",),
@@ -52,6 +53,7 @@ class Config:
     reward: Any = None
     schedule: Any = None
     replay: Any = None
+    encoder: Any = None  # null: auto
     trainer: Any = None
     collector: Any = None  # null: local
     callbacks: Any = field(default_factory=dict)

@@ -9,11 +9,31 @@ import torch
 from torch import Tensor, nn
 
 from rlx.nn.distributions import Categorical, DiagGaussian, Distribution, MultiCategorical
-from rlx.nn.fused import SquashedSample, gaussian, noise_like, plain_mlp, squashed_log_prob, squashed_sample
-from rlx.nn.mlp import MLP, Perceptron
-from rlx.types import Spec
+from rlx.nn.encoders import Encoder
+from rlx.nn.fused import (
+    SquashedSample,
+    column,
+    gaussian,
+    noise_like,
+    plain_mlp,
+    small_mlp,
+    squashed_log_prob,
+    squashed_sample,
+)
+from rlx.nn.mlp import MLP
+from rlx.types import Obs, Spec
+
+Reads = Encoder | int  # what a head reads: observations through an encoder, or vectors of so many numbers
 
 ACTION_LIMIT = 1.0 - 1e-5  # actions are clipped to this before any atanh
+
+
+def width_of(reads: Reads) -> int:
+    return reads if isinstance(reads, int) else reads.dim
+
+
+def encoder_of(reads: Reads) -> Encoder | None:
+    return None if isinstance(reads, int) else reads
 
 
 class Critic(MLP):
@@ -21,7 +41,7 @@ class Critic(MLP):
 
     def __init__(
         self,
-        obs_dim: int,
+        reads: Reads,
         action_dim: int,
         hidden: Sequence[int],
         n: int = 2,
@@ -30,13 +50,41 @@ class Critic(MLP):
         init: str = "uniform",
         final_gain: float | None = None,
     ):
-        sizes = [obs_dim + action_dim, *hidden, 1]
-        super().__init__(sizes, ensemble=n, layer_norm=layer_norm, dropout=dropout, init=init, final_gain=final_gain)
+        sizes = [width_of(reads) + action_dim, *hidden, 1]
+        super().__init__(
+            sizes, ensemble=n, layer_norm=layer_norm, dropout=dropout, init=init, final_gain=final_gain,
+            encoder=encoder_of(reads),
+        )  # fmt: skip
 
     def forward(  # type: ignore[override]
-        self, obs: Tensor, action: Tensor, frozen: bool = False, members: Tensor | slice | None = None
+        self, obs: Obs, action: Tensor, frozen: bool = False, members: Tensor | slice | None = None
     ) -> Tensor:
         return super().forward(obs, action, frozen, members).squeeze(-1)
+
+
+class StateValue(MLP):
+    """V(s): [B]."""
+
+    def __init__(
+        self,
+        reads: Reads,
+        hidden: Sequence[int],
+        activation: str = "relu",
+        init: str = "orthogonal",
+        final_gain: float | None = 1.0,
+    ):
+        sizes = [width_of(reads), *hidden, 1]
+        super().__init__(sizes, activation=activation, init=init, final_gain=final_gain, encoder=encoder_of(reads))
+
+    def forward(self, obs: Obs) -> Tensor:  # type: ignore[override]
+        return column(super().forward(obs))
+
+
+class ActionValues(MLP):
+    """A number for each of the actions of a discrete space: [B, A], or [n, B, A]."""
+
+    def __init__(self, reads: Reads, actions: int, hidden: Sequence[int], n: int | None = None):
+        super().__init__([width_of(reads), *hidden, actions], ensemble=n, encoder=encoder_of(reads))
 
 
 class SquashedGaussian(nn.Module):
@@ -44,20 +92,22 @@ class SquashedGaussian(nn.Module):
 
     def __init__(
         self,
-        obs_dim: int,
+        reads: Reads,
         action_dim: int,
         hidden: Sequence[int],
         layer_norm: bool = False,
         init: str = "uniform",
     ):
         super().__init__()
-        self.net = MLP([obs_dim, *hidden, 2 * action_dim], layer_norm=layer_norm, init=init)
+        self.net = MLP(
+            [width_of(reads), *hidden, 2 * action_dim], layer_norm=layer_norm, init=init, encoder=encoder_of(reads)
+        )
 
-    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, obs: Obs) -> tuple[Tensor, Tensor]:
         """Mean and log_std before the squashing."""
         return gaussian(self.net(obs))
 
-    def sample(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+    def sample(self, obs: Obs) -> tuple[Tensor, Tensor]:
         """A reparametrised action and its log-probability [B]."""
         head = self.net(obs)
         noise = noise_like(head[..., head.shape[-1] // 2 :])
@@ -65,16 +115,16 @@ class SquashedGaussian(nn.Module):
             return SquashedSample.apply(head, noise)
         return squashed_sample(*gaussian(head), noise)[:2]
 
-    def mode(self, obs: Tensor) -> Tensor:
+    def mode(self, obs: Obs) -> Tensor:
         return torch.tanh(self(obs)[0])
 
-    def log_prob(self, obs: Tensor, action: Tensor) -> Tensor:
+    def log_prob(self, obs: Obs, action: Tensor) -> Tensor:
         mean, log_std = self(obs)
         raw = torch.atanh(action.clamp(-ACTION_LIMIT, ACTION_LIMIT))
         return squashed_log_prob(raw, (raw - mean) * torch.exp(-log_std), log_std)
 
     @torch.no_grad()
-    def act(self, obs: Tensor, explore: bool) -> Tensor:
+    def act(self, obs: Obs, explore: bool) -> Tensor:
         """A sample to explore, else the mode; without log-probabilities and gradients."""
         mean, log_std = self(obs)
         return torch.tanh(torch.normal(mean, log_std.exp()) if explore else mean)
@@ -83,11 +133,11 @@ class SquashedGaussian(nn.Module):
 class Deterministic(nn.Module):
     """tanh of an MLP: actions in (-1, 1)."""
 
-    def __init__(self, obs_dim: int, action_dim: int, hidden: Sequence[int], layer_norm: bool = False):
+    def __init__(self, reads: Reads, action_dim: int, hidden: Sequence[int], layer_norm: bool = False):
         super().__init__()
-        self.net = MLP([obs_dim, *hidden, action_dim], layer_norm=layer_norm)
+        self.net = MLP([width_of(reads), *hidden, action_dim], layer_norm=layer_norm, encoder=encoder_of(reads))
 
-    def forward(self, obs: Tensor) -> Tensor:
+    def forward(self, obs: Obs) -> Tensor:
         return torch.tanh(self.net(obs))
 
 
@@ -99,7 +149,7 @@ class BoundedGaussian(nn.Module):
 
     def __init__(
         self,
-        obs_dim: int,
+        reads: Reads,
         action_dim: int,
         hidden: Sequence[int],
         log_std_range: tuple[float, float] = (-5.0, 2.0),
@@ -108,19 +158,25 @@ class BoundedGaussian(nn.Module):
         final_gain: float | None = None,
     ):
         super().__init__()
-        self.net = MLP([obs_dim, *hidden, action_dim], dropout=dropout, init=init, final_gain=final_gain)
+        self.net = MLP(
+            [width_of(reads), *hidden, action_dim],
+            dropout=dropout,
+            init=init,
+            final_gain=final_gain,
+            encoder=encoder_of(reads),
+        )
         self.log_std = nn.Parameter(torch.zeros(action_dim))
         self.log_std_range = log_std_range
 
-    def forward(self, obs: Tensor) -> DiagGaussian:
+    def forward(self, obs: Obs) -> DiagGaussian:
         # the gradient passes the clamp, which would else hold a std for good that once stepped over its bound
         bounded = self.log_std + (self.log_std.clamp(*self.log_std_range) - self.log_std).detach()
         return DiagGaussian(torch.tanh(self.net(obs)), bounded)
 
     @torch.no_grad()
-    def act(self, obs: Tensor, explore: bool) -> Tensor:
+    def act(self, obs: Obs, explore: bool) -> Tensor:
         """A sample to explore, else the mean; never with dropout."""
-        mean = torch.tanh(plain_mlp(obs, self.net.layers(), self.net.activation))
+        mean = torch.tanh(plain_mlp(self.net.encode(obs), self.net.layers(), self.net.activation))
         if not explore:
             return mean
         return DiagGaussian(mean, self.log_std.clamp(*self.log_std_range)).sample().clamp_(-1.0, 1.0)
@@ -129,17 +185,17 @@ class BoundedGaussian(nn.Module):
 class DiscreteHead(nn.Module):
     """A categorical distribution for every component of a discrete action."""
 
-    def __init__(self, spec: Spec, hidden: Sequence[int]):
+    def __init__(self, reads: Reads, spec: Spec, hidden: Sequence[int]):
         super().__init__()
-        self.net = MLP([spec.obs_dim, *hidden, spec.action_dim])
+        self.net = MLP([width_of(reads), *hidden, spec.action_dim], encoder=encoder_of(reads))
         self.sizes = spec.action_sizes if spec.action_kind == "multi_discrete" else None
 
-    def forward(self, obs: Tensor) -> Distribution:
+    def forward(self, obs: Obs) -> Distribution:
         logits = self.net(obs)
         return Categorical(logits) if self.sizes is None else MultiCategorical(logits, self.sizes)
 
     @torch.no_grad()
-    def act(self, obs: Tensor, explore: bool) -> Tensor:
+    def act(self, obs: Obs, explore: bool) -> Tensor:
         choice = self(obs)
         return choice.sample() if explore else choice.mode()
 
@@ -158,41 +214,43 @@ def first_log_std(spec: Spec, log_std: float | None) -> Tensor:
 
 
 class ActionHead(nn.Module):
-    """Observations [B, obs_dim] to a distribution over the actions of `spec`."""
+    """Observations to a distribution over the actions of `spec`."""
 
-    def __init__(self, spec: Spec, hidden: Sequence[int], activation: str = "tanh", log_std: float | None = None):
+    def __init__(
+        self,
+        reads: Reads,
+        spec: Spec,
+        hidden: Sequence[int],
+        activation: str = "tanh",
+        log_std: float | None = None,
+    ):
         super().__init__()
-        sizes = [spec.obs_dim, *hidden, spec.action_dim]
+        sizes = [width_of(reads), *hidden, spec.action_dim]
         # The small last layer starts every state near the uniform (or zero-mean) policy.
-        self.net = Perceptron(sizes, activation, final_gain=0.01)
+        self.net = MLP(sizes, activation=activation, init="orthogonal", final_gain=0.01, encoder=encoder_of(reads))
         self.action_kind = spec.action_kind
         self.action_sizes = spec.action_sizes
         if spec.action_kind == "box":
             self.log_std = nn.Parameter(first_log_std(spec, log_std))
 
-    def act(self, obs: Tensor, explore: bool) -> Tensor:
+    def act(self, obs: Obs, explore: bool) -> Tensor:
         """A draw to explore, else the mode; for use without gradients."""
-        actions = self.distribution(self.net.trace(obs)[-1])
+        net = self.net
+        actions = self.distribution(small_mlp(net.encode(obs), net.layers(), net.activation)[-1])
         return actions.sample() if explore else actions.mode()
 
-    def forward(self, obs: Tensor) -> Distribution:
+    def forward(self, obs: Obs) -> Distribution:
         return self.distribution(self.net(obs))
 
     @torch.no_grad()
-    def snapshot(self, obs: Tensor) -> Distribution:
+    def snapshot(self, obs: Obs) -> Distribution:
         """The distribution as it is now: no gradient reaches it and no later step moves it."""
         actions: Distribution = self(obs)
         return DiagGaussian(actions.mean, actions.log_std.clone()) if isinstance(actions, DiagGaussian) else actions
 
     def trainable(self) -> list[Tensor]:
-        """The parameters, in the order of `backward`."""
+        """The parameters, those of the network first."""
         return [*self.net.parameters(), *([self.log_std] if self.action_kind == "box" else [])]
-
-    def backward(self, trace: list[Tensor], grads: list[Tensor], out: Sequence[Tensor]) -> None:
-        """Write the gradients of `trainable` into `out`; `grads` are those of the distribution."""
-        self.net.backward(trace, grads[0], out)
-        if self.action_kind == "box":
-            out[-1].copy_(grads[1])
 
     def distribution(self, out: Tensor) -> Distribution:
         if self.action_kind == "box":

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlx.algos.ppo import standardized
+from rlx.losses import standardized
 from rlx.algos.ppo_lstm import PPOLSTM, Experience, PPOLSTMConfig, states_of, surrogate_loss, value_loss
 from rlx.errors import UserError
 from rlx.nn.recurrent import stretches

@@ -1,0 +1,237 @@
+"""Encoders: from an observation to the vector that a head reads.
+
+    flat      vectors as they are; anything else as one row of numbers
+    small     one convolution, for images below 36 pixels (the network of MinAtar: Young & Tian, 2019)
+    nature    three convolutions (Mnih et al., 2015)
+    impala    residual blocks (Espeholt et al., 2018)
+    auto      flat for vectors; small or nature for images
+
+Every network has an encoder of its own and learns it with its own loss; a target network has a copy. An observation
+with several boxes has one encoder for each image, vectors stay as they are, and the results stand side by side.
+
+Images are uint8 and are scaled to [0, 1] here. The shorter of the outer two axes counts the channels: [84, 84, 3] is a
+picture in colour and [4, 84, 84] a stack of four frames; of equal axes the last one.
+
+An encoder of your own is a `torch.nn.Module` with an attribute `dim`, made from the Spec and the keys of its config.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rlx.errors import UserError, require
+from rlx.fields import check_numbers, number
+from rlx.types import Box, Obs, Spec
+
+SMALLEST = 36  # pixels that the convolutions of `nature` need
+
+
+class Encoder(nn.Module):
+    """Observations [B, ...] to features [B, dim]."""
+
+    dim: int
+
+
+EncoderFactory = Callable[[Spec], Encoder]
+
+
+@dataclass
+class AutoConfig:
+    """By the observation: flat for vectors, a CNN for images."""
+
+    _target_: str = "rlx.nn.encoders.auto"
+
+
+@dataclass
+class FlatConfig:
+    """All numbers of an observation in one row."""
+
+    _target_: str = "rlx.nn.encoders.Flat"
+
+
+@dataclass
+class SmallConfig:
+    """One convolution for small images."""
+
+    _target_: str = "rlx.nn.encoders.small"
+    channels: int = number(16, least=1)  # of the convolution
+    dim: int = number(128, least=1)  # features
+
+
+@dataclass
+class NatureConfig:
+    """Three convolutions and a linear layer."""
+
+    _target_: str = "rlx.nn.encoders.nature"
+    channels: list[int] = field(default_factory=lambda: [32, 64, 64])  # of the convolutions
+    dim: int = number(512, least=1)  # features
+
+
+@dataclass
+class ImpalaConfig:
+    """Residual blocks and a linear layer."""
+
+    _target_: str = "rlx.nn.encoders.impala"
+    channels: list[int] = field(default_factory=lambda: [16, 32, 32])  # of the sections; each halves the image
+    dim: int = number(256, least=1)  # features
+    layer_norm: bool = False  # of the features
+
+
+class Flat(Encoder):
+    """No parameters: the numbers of an observation, images scaled, in one row."""
+
+    def __init__(self, cfg: FlatConfig, spec: Spec):
+        super().__init__()
+        self.names = list(spec.obs) if spec.boxes else []
+        self.dim = spec.obs_dim
+
+    def forward(self, obs: Obs) -> Tensor:
+        if isinstance(obs, dict):
+            return torch.cat([as_row(obs[name]) for name in self.names], -1)
+        return as_row(obs)
+
+
+def as_row(x: Tensor) -> Tensor:
+    x = x.float() / 255.0 if x.dtype == torch.uint8 else x
+    return x.flatten(1) if x.dim() > 2 else x
+
+
+def is_plain(encoder: Encoder, spec: Spec) -> bool:
+    """Does it leave observations as they are, so that it costs nothing to leave it out?"""
+    return isinstance(encoder, Flat) and not spec.boxes and len(spec.obs_shape) == 1 and spec.obs_dtype != "uint8"
+
+
+class Convolutions(Encoder):
+    """A stack of convolutions, ReLU, and a linear layer; sized by a pass over an empty image."""
+
+    def __init__(self, box: Box, layers: Callable[[int], Sequence[nn.Module]], dim: int, layer_norm: bool = False):
+        super().__init__()
+        self.channels_last = box.shape[0] >= box.shape[2]
+        channels, *size = image_shape(box)
+        self.layers = nn.Sequential(*layers(channels), nn.Flatten())
+        with torch.no_grad():
+            width = self.layers(torch.zeros(1, channels, *size)).shape[1]
+        self.out = nn.Linear(width, dim)
+        self.norm = nn.LayerNorm(dim) if layer_norm else None
+        self.dim = dim
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = image.permute(0, 3, 1, 2) if self.channels_last else image
+        x = x.float() / 255.0 if x.dtype == torch.uint8 else x
+        x = self.out(self.layers(x))
+        return F.relu(x if self.norm is None else self.norm(x))
+
+
+def image_shape(box: Box) -> tuple[int, int, int]:
+    """Channels, height and width."""
+    first, middle, last = box.shape
+    return (last, first, middle) if first >= last else (first, middle, last)
+
+
+class Parts(Encoder):
+    """An encoder for each box of a dict, side by side."""
+
+    def __init__(self, spec: Spec, encode: Callable[[Box], Encoder]):
+        super().__init__()
+        self.names = list(spec.obs)
+        # names of boxes may have dots in them, which names of modules may not
+        made = [encode(box) if box.is_image else flat_box(box) for box in spec.obs.values()]
+        self.encoders = nn.ModuleList(made)
+        self.dim = sum(encoder.dim for encoder in made)
+
+    def forward(self, obs: dict[str, Tensor]) -> Tensor:
+        parts = zip(self.names, self.encoders, strict=True)
+        return torch.cat([encoder(obs[name]) for name, encoder in parts], -1)
+
+
+def flat_box(box: Box) -> Encoder:
+    return Flat(FlatConfig(), Spec("", box.shape, box.dtype, "box", (1,)))
+
+
+def over_images(spec: Spec, encode: Callable[[Box], Encoder], name: str) -> Encoder:
+    """`encode` for every image of an observation."""
+    require(
+        any(box.is_image for box in spec.obs.values()),
+        f"encoder={name} reads images and {spec.env_id} has none; use encoder=flat.",
+    )
+    return Parts(spec, encode) if spec.boxes else encode(spec.obs["obs"])
+
+
+def auto(cfg: AutoConfig, spec: Spec) -> Encoder:
+    images = [min(image_shape(box)[1:]) for box in spec.obs.values() if box.is_image]
+    if not images:
+        return Flat(FlatConfig(), spec)
+    return nature(NatureConfig(), spec) if min(images) >= SMALLEST else small(SmallConfig(), spec)
+
+
+def small(cfg: SmallConfig, spec: Spec) -> Encoder:
+    check_numbers(cfg, "encoder")
+
+    def layers(channels: int) -> list[nn.Module]:
+        return [nn.Conv2d(channels, cfg.channels, 3), nn.ReLU()]
+
+    return over_images(spec, lambda box: Convolutions(_at_least(box, 3, "small"), layers, cfg.dim), "small")
+
+
+def nature(cfg: NatureConfig, spec: Spec) -> Encoder:
+    check_numbers(cfg, "encoder")
+    widths = _three(cfg.channels, "nature")
+
+    def layers(channels: int) -> list[nn.Module]:
+        shapes = zip((channels, *widths[:2]), widths, (8, 4, 3), (4, 2, 1), strict=True)
+        return [layer for i, o, k, s in shapes for layer in (nn.Conv2d(i, o, k, s), nn.ReLU())]
+
+    return over_images(spec, lambda box: Convolutions(_at_least(box, SMALLEST, "nature"), layers, cfg.dim), "nature")
+
+
+def impala(cfg: ImpalaConfig, spec: Spec) -> Encoder:
+    check_numbers(cfg, "encoder")
+    widths = _three(cfg.channels, "impala")
+
+    def layers(channels: int) -> list[nn.Module]:
+        pairs = zip((channels, *widths[:2]), widths, strict=True)
+        return [*(Section(i, o) for i, o in pairs), nn.ReLU()]
+
+    def encode(box: Box) -> Encoder:
+        return Convolutions(_at_least(box, 8, "impala"), layers, cfg.dim, cfg.layer_norm)
+
+    return over_images(spec, encode, "impala")
+
+
+def _three(channels: list[int], name: str) -> list[int]:
+    whole = len(channels) == 3 and all(n >= 1 for n in channels)
+    require(whole, f"encoder={name} has three numbers of channels, each at least 1 (encoder.channels={channels}).")
+    return channels
+
+
+def _at_least(box: Box, pixels: int, name: str) -> Box:
+    _, height, width = image_shape(box)
+    if min(height, width) < pixels:
+        raise UserError(
+            f"encoder={name} needs images of at least {pixels} x {pixels} pixels and these have {height} x {width}; "
+            "use encoder=auto."
+        )
+    return box
+
+
+class Section(nn.Module):
+    """A convolution, pooling that halves the image, and two residual blocks."""
+
+    def __init__(self, channels: int, out: int):
+        super().__init__()
+        self.first = nn.Conv2d(channels, out, 3, padding=1)
+        self.pool = nn.MaxPool2d(3, 2, padding=1)
+        self.blocks = nn.ModuleList([nn.Conv2d(out, out, 3, padding=1) for _ in range(4)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.pool(self.first(x))
+        blocks: list[Any] = list(self.blocks)
+        for one, two in ((blocks[0], blocks[1]), (blocks[2], blocks[3])):
+            x = x + two(F.relu(one(F.relu(x))))
+        return x

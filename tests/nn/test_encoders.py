@@ -1,0 +1,165 @@
+"""Encoders: shapes, scaling, which axis counts channels, and every learner that reads images."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rlx.config import learners, schemas
+from rlx.errors import UserError
+from rlx.nn.encoders import (
+    AutoConfig,
+    Convolutions,
+    Flat,
+    FlatConfig,
+    ImpalaConfig,
+    NatureConfig,
+    Parts,
+    SmallConfig,
+    auto,
+    image_shape,
+    impala,
+    nature,
+    small,
+)
+from rlx.types import Batch, Box, Rollout, Spec
+
+FRAMES = Spec("frames", (4, 84, 84), "uint8", "discrete", (), action_sizes=(3,))
+PICTURE = Spec("picture", (16, 16, 3), "uint8", "discrete", (), action_sizes=(3,))
+VECTOR = Spec("vector", (5,), "float32", "box", (2,), (-1.0, -1.0), (1.0, 1.0))
+BOXES = (("pixels.front", Box((16, 16, 3), "uint8")), ("state", Box((4,), "float32")))
+DICT = Spec("dict", (), "float32", "discrete", (), action_sizes=(3,), boxes=BOXES)
+
+
+def images(spec: Spec, *lead: int) -> Any:
+    parts = {}
+    for name, box in spec.obs.items():
+        shape = (*lead, *box.shape)
+        parts[name] = torch.randint(256, shape, dtype=torch.uint8) if box.is_image else torch.randn(shape)
+    return parts if spec.boxes else parts["obs"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"), [((84, 84, 3), (3, 84, 84)), ((4, 84, 84), (4, 84, 84)), ((9, 9, 9), (9, 9, 9))]
+)
+def test_the_shorter_outer_axis_counts_channels(shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    assert image_shape(Box(shape, "uint8")) == expected
+
+
+def test_auto_goes_by_the_observation() -> None:
+    assert isinstance(auto(AutoConfig(), VECTOR), Flat)
+    assert auto(AutoConfig(), VECTOR).dim == 5
+    assert auto(AutoConfig(), FRAMES).dim == 512
+    assert auto(AutoConfig(), PICTURE).dim == 128
+    both = auto(AutoConfig(), DICT)
+    assert isinstance(both, Parts)
+    assert both.dim == 128 + 4
+
+
+def test_pixels_are_scaled_to_one() -> None:
+    encoder = Flat(FlatConfig(), PICTURE)
+    assert torch.equal(encoder(torch.full((2, 16, 16, 3), 255, dtype=torch.uint8)), torch.ones(2, 768))
+    assert torch.equal(Flat(FlatConfig(), VECTOR)(torch.ones(2, 5)), torch.ones(2, 5))
+
+
+def test_a_picture_is_convolved_over_its_pixels_and_not_its_channels() -> None:
+    """A kernel that reads one pixel of one channel gives this channel of the picture."""
+    encoder = small(SmallConfig(channels=1, dim=196), PICTURE)
+    assert isinstance(encoder, Convolutions)
+    convolution: Any = encoder.layers[0]
+    with torch.no_grad():
+        convolution.weight.zero_()
+        convolution.bias.zero_()
+        convolution.weight[0, 2, 1, 1] = 255.0
+        encoder.out.weight.copy_(torch.eye(196))
+        encoder.out.bias.zero_()
+    picture = images(PICTURE, 3)
+    inner = picture[:, 1:-1, 1:-1, 2].flatten(1).float()
+    assert torch.allclose(encoder(picture), inner, atol=1e-4)
+
+
+@pytest.mark.parametrize("spec", [FRAMES, PICTURE, DICT], ids=lambda spec: spec.env_id)
+def test_impala_reads_every_size(spec: Spec) -> None:
+    encoder = impala(ImpalaConfig(dim=32, layer_norm=True), spec)
+    features = encoder(images(spec, 2))
+    assert features.shape == (2, encoder.dim)
+    assert (features[:, :32] >= 0).all()
+
+
+def test_boxes_stand_side_by_side() -> None:
+    encoder = auto(AutoConfig(), DICT)
+    obs = images(DICT, 2)
+    assert torch.equal(encoder(obs)[:, -4:], obs["state"])
+    other = {**obs, "state": obs["state"] + 1.0}
+    assert torch.equal(encoder(other)[:, :-4], encoder(obs)[:, :-4])
+
+
+def test_what_does_not_fit_is_told() -> None:
+    with pytest.raises(UserError, match="at least 36 x 36 pixels and these have 16 x 16"):
+        nature(NatureConfig(), PICTURE)
+    with pytest.raises(UserError, match="encoder=nature reads images and vector has none"):
+        nature(NatureConfig(), VECTOR)
+    with pytest.raises(UserError, match="three numbers of channels"):
+        impala(ImpalaConfig(channels=[8]), FRAMES)
+    with pytest.raises(UserError, match=r"encoder.dim must be at least 1"):
+        small(SmallConfig(dim=0), PICTURE)
+
+
+READERS = sorted(name for name, cls in learners().items() if cls.images)
+
+
+def test_many_algorithms_read_images() -> None:
+    assert {"dqn", "ppo", "a2c", "bc", "sac", "td3", "discrete_sac", "iql", "td3_bc"} <= set(READERS)
+
+
+def batch_of(learner: Any, spec: Spec) -> Any:
+    discrete = spec.action_kind == "discrete"
+    if learner.reads is Rollout:
+        action = torch.randint(3, (6, 2)) if discrete else torch.randn(6, 2, 2)
+        ends = torch.zeros(6, 2)
+        return Rollout(images(spec, 6, 2), action, torch.randn(6, 2), images(spec, 6, 2), ends, ends)
+    action = torch.randint(3, (8,)) if discrete else 2 * torch.rand(8, 2) - 1
+    return Batch(images(spec, 8), action, torch.randn(8), images(spec, 8), torch.zeros(8), torch.full((8,), 0.9))
+
+
+@pytest.mark.parametrize("obs", [PICTURE, DICT], ids=lambda spec: spec.env_id)
+@pytest.mark.parametrize("name", READERS)
+def test_a_learner_learns_its_encoder_and_acts(name: str, obs: Spec) -> None:
+    torch.manual_seed(0)
+    cls = learners()[name]
+    box = {"action_kind": "box", "action_shape": (2,), "action_low": (-1.0,) * 2, "action_high": (1.0,) * 2}
+    spec = obs if "discrete" in cls.actions else obs._replace(**box, action_sizes=())
+    small_networks = {"hidden": [16, 16], "batch_size": 4, "normalize_obs": False}
+    learner = cls(schemas()[f"algo/{name}"](**small_networks), spec)
+    kernels = {k: v.clone() for k, v in learner.state_dict().items() if v.dim() == 4 and "target" not in k}
+    assert kernels, "no network has convolutions"
+    for _ in range(20):  # some policies are updated only now and then
+        metrics = learner.update(batch_of(learner, spec))
+    assert all(value.isfinite() for value in metrics.values())
+    after = learner.state_dict()
+    still = [k for k, before in kernels.items() if torch.equal(before, after[k])]
+    assert not still
+    acted = learner.actor.act(images(spec, 3), (), explore=False)
+    assert acted.action.shape == (3, *spec.action_shape)
+
+
+def test_statistics_are_for_vectors() -> None:
+    with pytest.raises(UserError, match=r"algo\.normalize_obs=true is for vectors"):
+        learners()["dqn"](schemas()["algo/dqn"](normalize_obs=True), PICTURE)
+
+
+def test_a_learner_of_vectors_takes_no_encoder() -> None:
+    class Net(nn.Module):
+        dim = 3
+
+        def forward(self, obs: Tensor) -> Tensor:
+            return obs[:, :3]
+
+    factory: Any = lambda spec: Net()  # noqa: E731
+    with pytest.raises(UserError, match="algo=bcq reads vectors and takes no encoder"):
+        learners()["bcq"](schemas()["algo/bcq"](), VECTOR, factory)
+    learner = learners()["sac"](schemas()["algo/sac"](hidden=[8]), VECTOR, factory)
+    assert learner.policy.net.weights[0].shape[0] == 3
