@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rlx.learner import AlgoConfig
-from rlx.nn import ActionHead, Perceptron, noise_like
+from rlx.nn import ActionHead, StateValue, noise_like
 from rlx.returns import gae
 from rlx.types import Metrics, Rollout
 
@@ -81,7 +81,7 @@ class ActorCritic(Protocol):
     """What `experience` asks of a learner."""
 
     policy: ActionHead
-    critic: Perceptron
+    critic: StateValue
 
     @property
     def cfg(self) -> AlgoConfig: ...
@@ -110,7 +110,7 @@ def experience(rollout: Rollout, learner: ActorCritic, lam: float) -> Experience
     # V(next) is V of the following row, except at the end of the rollout and where an episode was truncated.
     own = rollout.truncated > rollout.terminated
     own[-1] = True
-    successor = critic(learner.normalize(rollout.next_obs[own]).flatten(1)).squeeze(-1)
+    successor = critic(learner.normalize(rollout.next_obs[own]).flatten(1))
     next_value = torch.cat([value[1:], value[-1:]]).masked_scatter_(own, successor)
     advantage, returns = gae(rollout.reward, value, next_value, rollout.terminated, rollout.truncated, discount, lam)
     log_prob = learner.policy(obs).log_prob(action)
@@ -120,6 +120,15 @@ def experience(rollout: Rollout, learner: ActorCritic, lam: float) -> Experience
 def standardized(advantage: Tensor) -> Tensor:
     std, mean = torch.std_mean(advantage, correction=0)
     return (advantage - mean) / (std + 1e-8)
+
+
+def standardized_in_parts(advantage: Tensor, size: int) -> Tensor:
+    """Parts of `size` rows, each standardised by itself; the rest at the end is a part of its own."""
+    whole = len(advantage) // size * size
+    parts = advantage[:whole].view(-1, size)
+    std, mean = torch.std_mean(parts, 1, correction=0, keepdim=True)
+    parts = ((parts - mean) / (std + 1e-8)).flatten()
+    return parts if whole == len(advantage) else torch.cat([parts, standardized(advantage[whole:])])
 
 
 def explained_variance(value: Tensor, returns: Tensor) -> Tensor:

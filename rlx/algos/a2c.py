@@ -17,7 +17,7 @@ from rlx.compiling import compilable
 from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
 from rlx.losses import Experience, experience, explained_variance, standardized
-from rlx.nn import OBS_CLIP, ActionHead, Perceptron, RMSprop, running_moments
+from rlx.nn import OBS_CLIP, ActionHead, RMSprop, StateValue, running_moments
 from rlx.types import Metrics, Rollout, Spec
 
 
@@ -60,7 +60,7 @@ class A2C(Learner):
         super().__init__(cfg, spec)
         self.cfg: A2CConfig = cfg
         self.policy = ActionHead(spec, cfg.actor_layers, cfg.activation, cfg.log_std_init)
-        self.critic = Perceptron([spec.obs_dim, *cfg.critic_layers, 1], cfg.activation, final_gain=1.0)
+        self.critic = StateValue(spec.obs_dim, cfg.critic_layers, cfg.activation)
         if cfg.normalize_obs:
             self.register_buffer("obs_count", torch.zeros((), dtype=torch.int64))
         params = [*self.policy.parameters(), *self.critic.parameters()]
@@ -87,6 +87,6 @@ class A2C(Learner):
     @compilable
     def _loss(self, data: Experience) -> tuple[Tensor, Metrics]:
         actions = self.policy(data.obs)
-        value = self.critic(data.obs).squeeze(-1)
+        value = self.critic(data.obs)
         log_prob, entropy = actions.log_prob(data.action), actions.entropy()
         return a2c_loss(log_prob, entropy, value, data.advantage, data.returns, self.cfg)

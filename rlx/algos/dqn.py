@@ -13,6 +13,7 @@ Deviation: the dueling heads are linear in the features of one shared network.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -21,7 +22,7 @@ from torch import Tensor
 from rlx.compiling import compilable
 from rlx.fields import number
 from rlx.learner import AlgoConfig, Learner
-from rlx.nn import Adam, Perceptron, initialize, polyak, target_of
+from rlx.nn import MLP, Adam, chosen, dueling, huber_loss, initialize, polyak, recorded, small_mlp, target_of
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
@@ -43,17 +44,12 @@ class DQNConfig(AlgoConfig):
     epsilon_steps: int = number(10_000, least=0)  # env steps in between; 0: epsilon stays, or follows a schedule
 
 
-def huber_gradient(q: Tensor, action: Tensor, target: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor, Metrics]:
-    """The mean of weight * huber(Q(s, a) - y), by its gradient at the values [B, A]; also the errors [B]."""
-    action = action.unsqueeze(-1)
-    taken = q.gather(-1, action).squeeze(-1)
-    error = taken - target
-    slope = error.clamp(-1.0, 1.0)
-    loss = slope * (error - 0.5 * slope)
-    if weight is not None:
-        slope, loss = weight * slope, weight * loss
-    grad = torch.zeros_like(q).scatter_(-1, action, (slope / len(q)).unsqueeze(-1))
-    return grad, error, {"loss/q": loss.mean(), "q/mean": taken.mean(), "q/target": target.mean()}
+def dqn_loss(q: Tensor, action: Tensor, target: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor, Metrics]:
+    """The mean of weight * huber(Q(s, a) - y) for the values [B, A], and the absolute TD errors [B]."""
+    taken = chosen(q, action)
+    loss, error = huber_loss(taken, target, weight)
+    metrics = {"loss/q": loss.detach(), "q/mean": taken.detach().mean(), "q/target": target.mean()}
+    return loss, error.abs(), metrics
 
 
 def linear_decay(start: float, end: float, steps: int, at: int) -> float:
@@ -61,29 +57,19 @@ def linear_decay(start: float, end: float, steps: int, at: int) -> float:
     return start + (end - start) * min(1.0, at / steps) if steps else start
 
 
-class QNetwork(Perceptron):
+class QNetwork(MLP):
     """Q(s, .) [B, A], with one head or dueling ones."""
 
-    def __init__(self, obs_dim: int, actions: int, hidden: list[int], dueling: bool):
-        super().__init__([obs_dim, *hidden, actions + dueling], activation="relu", final_gain=1.0)
+    def __init__(self, obs_dim: int, actions: int, hidden: Sequence[int], dueling: bool):
+        # what the first start draws is lost, and seeds keep their meaning
+        super().__init__([obs_dim, *hidden, actions + dueling], init="orthogonal")
         initialize(self.weights, self.biases, "uniform", None)
         self.dueling = dueling
 
-    def values(self, head: Tensor) -> Tensor:
-        """Q from the outputs of the network."""
-        if not self.dueling:
-            return head
-        value, advantage = head[:, :1], head[:, 1:]
-        return value + advantage - advantage.mean(-1, keepdim=True)
-
-    def head_gradient(self, grad: Tensor) -> Tensor:
-        """The gradient at the outputs of the network, from that at Q."""
-        if not self.dueling:
-            return grad
-        return torch.cat([grad.sum(-1, keepdim=True), grad - grad.mean(-1, keepdim=True)], -1)
-
     def forward(self, obs: Tensor) -> Tensor:  # type: ignore[override]
-        return self.values(super().forward(obs))
+        by_autograd = torch.is_grad_enabled() or torch.compiler.is_compiling()
+        head = super().forward(obs) if by_autograd else small_mlp(obs, self.layers(), self.activation)[-1]
+        return dueling(head) if self.dueling else head
 
 
 class DQN(Learner):
@@ -98,11 +84,6 @@ class DQN(Learner):
         self.target_q = target_of(self.q)
         self.optimizers = {"q": Adam(self.q.parameters(), cfg.lr)}
         self.explored = 0  # env steps of the policy
-        # All gradients lie in one vector, so that clipping their norm takes few operations.
-        params = list(self.q.parameters())
-        self._grad = torch.zeros(sum(p.numel() for p in params))
-        parts = self._grad.split([p.numel() for p in params])
-        self._grads = [part.view_as(p) for part, p in zip(parts, params, strict=True)]
 
     @property
     def epsilon(self) -> float:
@@ -120,28 +101,23 @@ class DQN(Learner):
 
     def update(self, batch: Batch) -> Metrics:
         self.updates += 1
-        batch = self.normalized(batch)
-        self.td_error, metrics = self._differentiate(batch)
-        self.optimizers["q"].step(self._grads)
+        loss, self.td_error, metrics = self._loss(self.normalized(batch))
+        self.optimizers["q"].minimize(loss, max_grad_norm=self.cfg.max_grad_norm)
         if self.due(self.cfg.target_interval):
             polyak(self.target_q.parameters(), self.q.parameters(), self.cfg.tau)
         return metrics
 
     @compilable
-    @torch.no_grad()
-    def _differentiate(self, batch: Batch) -> tuple[Tensor, Metrics]:
-        """The absolute TD errors [B]; the clipped gradient of their loss is left in `_grads`."""
-        next_q = self.target_q(batch.next_obs)
-        if self.cfg.double:
-            next_value = next_q.gather(-1, self.q(batch.next_obs).argmax(-1, keepdim=True)).squeeze(-1)
-        else:
-            next_value = next_q.amax(-1)
-        target = td_target(batch.reward, batch.discount, batch.terminated, next_value)
-        trace = self.q.trace(batch.obs)
-        grad, error, metrics = huber_gradient(self.q.values(trace[-1]), batch.action, target, batch.weight)
-        self.q.backward(trace, self.q.head_gradient(grad), self._grads)
-        self._grad.mul_((self.cfg.max_grad_norm / (self._grad.norm() + 1e-6)).clamp_(max=1.0))
-        return error.abs_(), metrics
+    def _loss(self, batch: Batch) -> tuple[Tensor, Tensor, Metrics]:
+        with torch.no_grad():
+            next_q = self.target_q(batch.next_obs)
+            if self.cfg.double:
+                next_value = next_q.gather(-1, self.q(batch.next_obs).argmax(-1, keepdim=True)).squeeze(-1)
+            else:
+                next_value = next_q.amax(-1)
+            target = td_target(batch.reward, batch.discount, batch.terminated, next_value)
+        q = self.q(recorded(batch.obs))  # a small network: see rlx/nn/fused.py
+        return dqn_loss(q, batch.action, target, batch.weight)
 
     def counters(self) -> dict[str, int]:
         return {**super().counters(), "explored": self.explored}

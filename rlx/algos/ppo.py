@@ -25,8 +25,18 @@ from torch import Tensor
 from rlx.compiling import compilable
 from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
-from rlx.losses import Experience, experience, explained_variance, standardized
-from rlx.nn import OBS_CLIP, ActionHead, Adam, Perceptron, running_moments
+from rlx.losses import Experience, experience, explained_variance, standardized_in_parts
+from rlx.nn import (
+    OBS_CLIP,
+    ActionHead,
+    Adam,
+    StateValue,
+    clipped_surrogate,
+    recorded,
+    running_moments,
+    value_error,
+    weighted_sum,
+)
 from rlx.types import Metrics, Rollout, Spec
 
 
@@ -50,25 +60,15 @@ class PPOConfig(ActorCriticConfig):
     log_std_init: float | None = number(None, read_once=True)  # None: a std of 1 in the env's units, or less
 
 
-def policy_loss(log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, clip_range: float) -> tuple[Tensor, Tensor]:
-    """The clipped surrogate, to be minimised, and its gradient by log_prob.
-
-    min(rho A, clip(rho, 1 - eps, 1 + eps) A) = min(rho A, A + eps |A|), whose slope is rho A where the first is less.
-    """
-    free = (log_prob - old_log_prob).exp_().mul_(advantage)
-    limit = torch.add(advantage, advantage.abs(), alpha=clip_range)
-    return -torch.minimum(free, limit).mean(), torch.where(free <= limit, free, 0.0).div_(-len(free))
-
-
-def value_loss(value: Tensor, old_value: Tensor, returns: Tensor, clip_range: float | None) -> tuple[Tensor, Tensor]:
-    """Mean squared error and its gradient; with a clip range, of the worse of V and V kept near its old value."""
-    error = value - returns
-    if clip_range is None:
-        return error.square().mean(), error * (2.0 / len(error))
-    moved = value - old_value
-    bound = old_value + moved.clamp(-clip_range, clip_range) - returns
-    stuck = (moved.abs() > clip_range) & (bound.abs() > error.abs())  # the worse one is the bound: it has no slope
-    return torch.where(stuck, bound, error).square().mean(), error.masked_fill(stuck, 0.0).mul_(2.0 / len(error))
+def ppo_loss(
+    log_prob: Tensor, entropy: Tensor | None, value: Tensor, data: Experience, cfg: PPOConfig
+) -> tuple[Tensor, Metrics]:
+    """-E[min(rho A, clip(rho) A)] + value_coef * E[(V - R)^2] - entropy_coef * E[H]; no entropy: without this term."""
+    policy = clipped_surrogate(log_prob, data.log_prob, data.advantage, cfg.clip_range)
+    error = value_error(value, data.value, data.returns, cfg.clip_range_value)
+    terms = [(1.0, policy), (cfg.value_coef, error)]
+    loss = weighted_sum(*terms, *([(-cfg.entropy_coef, entropy)] if entropy is not None else []))
+    return loss, {"loss/policy": policy.detach(), "loss/value": error.detach()}
 
 
 def approximate_kl(log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
@@ -89,16 +89,11 @@ class PPO(Learner):
         super().__init__(cfg, spec)
         self.cfg: PPOConfig = cfg
         self.policy = ActionHead(spec, cfg.actor_layers, cfg.activation, cfg.log_std_init)
-        self.critic = Perceptron([spec.obs_dim, *cfg.critic_layers, 1], cfg.activation, final_gain=1.0)
+        self.critic = StateValue(spec.obs_dim, cfg.critic_layers, cfg.activation)
         if cfg.normalize_obs:
             self.register_buffer("obs_count", torch.zeros((), dtype=torch.int64))
         params = [*self.policy.trainable(), *self.critic.parameters()]
         self.optimizers["policy"] = Adam(params, cfg.lr, eps=1e-5)
-        # All gradients lie in one vector, so that clipping their norm takes three operations.
-        self._grad = torch.zeros(sum(p.numel() for p in params))
-        parts = self._grad.split([p.numel() for p in params])
-        self._grads = [part.view_as(p) for part, p in zip(parts, params, strict=True)]
-        self._split = len(self.policy.trainable())
 
     def normalize(self, obs: Tensor) -> Tensor:
         return super().normalize(obs).clamp(-OBS_CLIP, OBS_CLIP) if self.cfg.normalize_obs else obs
@@ -111,62 +106,47 @@ class PPO(Learner):
         self.updates += 1
         cfg = self.cfg
         data = experience(rollout, self, cfg.gae_lambda)
-        losses = []
+        steps = []
         for minibatch in self._minibatches(data):
-            step = self._improve(minibatch)
-            if step is None:
-                break
-            losses.append(step)
+            loss, metrics, kl = self._loss(minibatch)
+            if kl is not None and cfg.target_kl is not None and kl > 1.5 * cfg.target_kl:
+                break  # the policy has already moved too far
+            self.optimizers["policy"].minimize(loss, max_grad_norm=cfg.max_grad_norm)
+            steps.append(metrics)
         if cfg.normalize_obs:
             running_moments(rollout.obs.flatten(0, 1), self.obs_mean, self.obs_std, self.obs_count)
-        return self._report(data, losses)
+        return self._report(data, steps)
 
     def _minibatches(self, data: Experience) -> Iterator[Experience]:
+        size = self.cfg.batch_size
         for _ in range(self.cfg.epochs):
             order = torch.randperm(len(data.obs))
-            shuffled = [x[order].split(self.cfg.batch_size) for x in data]  # one gather per field and epoch
-            yield from map(Experience._make, zip(*shuffled, strict=True))
-
-    def _improve(self, minibatch: Experience) -> tuple[Tensor, Tensor] | None:
-        """One gradient step on policy and critic; None, and no step, if the policy has already moved too far."""
-        surrogate, error, kl = self._differentiate(minibatch)
-        if kl is not None and self.cfg.target_kl is not None and kl > 1.5 * self.cfg.target_kl:
-            return None
-        self.optimizers["policy"].step(self._grads)
-        return surrogate, error
+            shuffled = Experience(*(x[order] for x in data))  # one gather per field and epoch
+            if self.cfg.normalize_advantage:
+                shuffled = shuffled._replace(advantage=standardized_in_parts(shuffled.advantage, size))
+            yield from map(Experience._make, zip(*(x.split(size) for x in shuffled), strict=True))
 
     @compilable
-    @torch.no_grad()
-    def _differentiate(self, minibatch: Experience) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The losses of a minibatch; their clipped gradient is left in `_grads`."""
+    def _loss(self, data: Experience) -> tuple[Tensor, Metrics, Tensor | None]:
+        """The loss of a minibatch, and how far the policy is from the one that collected it where that is asked for."""
         cfg = self.cfg
-        obs, action, old_log_prob, old_value, advantage, returns = minibatch
-        trace, values = self.policy.net.trace(obs), self.critic.trace(obs)
-        actions = self.policy.distribution(trace[-1])
-        log_prob = actions.log_prob(action)
-        if cfg.normalize_advantage:
-            advantage = standardized(advantage)
-        surrogate, slope = policy_loss(log_prob, old_log_prob, advantage, cfg.clip_range)
-        error, value_slope = value_loss(values[-1].squeeze(-1), old_value, returns, cfg.clip_range_value)
-        by_output = actions.gradient(action, slope, -cfg.entropy_coef / len(obs))
-        self.policy.backward(trace, by_output, self._grads[: self._split])
-        self.critic.backward(values, value_slope.mul_(cfg.value_coef).unsqueeze(-1), self._grads[self._split :])
-        self._grad.mul_((cfg.max_grad_norm / (self._grad.norm() + 1e-6)).clamp_(max=1.0))
-        return surrogate, error, None if cfg.target_kl is None else approximate_kl(log_prob, old_log_prob)
+        obs = recorded(data.obs)  # its networks are small: see rlx/nn/fused.py
+        log_prob, entropy = self.policy(obs).score(data.action, entropy=cfg.entropy_coef != 0.0)
+        loss, metrics = ppo_loss(log_prob, entropy, self.critic(obs), data, cfg)
+        return loss, metrics, None if cfg.target_kl is None else approximate_kl(log_prob.detach(), data.log_prob)
 
     @torch.no_grad()
-    def _report(self, data: Experience, losses: list[tuple[Tensor, Tensor]]) -> Metrics:
+    def _report(self, data: Experience, steps: list[Metrics]) -> Metrics:
         """Mean losses of the steps taken, and how far the whole update moved the policy."""
         actions = self.policy(data.obs)
         log_prob = actions.log_prob(data.action)
         beyond = ((log_prob - data.log_prob).exp() - 1.0).abs() > self.cfg.clip_range
-        means = torch.stack([torch.stack(step) for step in losses]).mean(0)
         return {
-            "loss/policy": means[0],
-            "loss/value": means[1],
+            "loss/policy": torch.stack([step["loss/policy"] for step in steps]).mean(),
+            "loss/value": torch.stack([step["loss/value"] for step in steps]).mean(),
             "entropy": actions.entropy().mean(),
             "kl": approximate_kl(log_prob, data.log_prob),
             "clip_fraction": beyond.float().mean(),
             "explained_variance": explained_variance(data.value, data.returns),
-            "gradient_steps": means.new_tensor(len(losses)),
+            "gradient_steps": log_prob.new_tensor(len(steps)),
         }

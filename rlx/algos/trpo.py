@@ -21,7 +21,7 @@ from rlx.compiling import compilable
 from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
 from rlx.losses import Experience, experience, explained_variance, standardized
-from rlx.nn import OBS_CLIP, ActionHead, Adam, Perceptron, running_moments
+from rlx.nn import OBS_CLIP, ActionHead, Adam, StateValue, running_moments
 from rlx.types import Metrics, Rollout, Spec
 
 
@@ -75,7 +75,7 @@ class TRPO(Learner):
         super().__init__(cfg, spec)
         self.cfg: TRPOConfig = cfg
         self.policy = ActionHead(spec, cfg.actor_layers, cfg.activation, cfg.log_std_init)
-        self.critic = Perceptron([spec.obs_dim, *cfg.critic_layers, 1], cfg.activation, final_gain=1.0)
+        self.critic = StateValue(spec.obs_dim, cfg.critic_layers, cfg.activation)
         if cfg.normalize_obs:
             self.register_buffer("obs_count", torch.zeros((), dtype=torch.int64))
         self.optimizers["critic"] = Adam(self.critic.parameters(), cfg.lr, eps=1e-5)
@@ -144,7 +144,7 @@ class TRPO(Learner):
 
     @compilable
     def _value_loss(self, obs: Tensor, returns: Tensor) -> Tensor:
-        return (self.critic(obs).squeeze(-1) - returns).square().mean()
+        return (self.critic(obs) - returns).square().mean()
 
 
 def assign(params: Sequence[Tensor], vector: Tensor) -> None:

@@ -1,19 +1,14 @@
-"""Action distributions as thin views on tensors.
+"""Action distributions as thin views on tensors: they sample, score and compare, and cost no more than that.
 
-A distribution is a thin view on tensors: it samples, scores and compares, and costs no more than these tensor
-operations. All of them treat the last dimension as one action:
+All of them treat the last dimension as one action:
 
     Categorical       one choice among K          action [B] int64
     MultiCategorical  independent choices         action [B, components] int64
     DiagGaussian      N(mean, diag(std^2))        action [B, dim(A)], unclipped
-
-On-policy networks are so small that autograd costs several times their arithmetic. So each piece also knows its own
-gradient: `gradient` of a distribution, `trace` and `backward` of a `Perceptron`. Autograd works as well.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Protocol
@@ -21,9 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from rlx.nn.fused import noise_like
-
-LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
+from rlx.nn.fused import LOG_SQRT_2PI, is_recorded, noise_like, recorded_choice, recorded_gaussian, split, total
 
 
 class Distribution(Protocol):
@@ -35,8 +28,8 @@ class Distribution(Protocol):
     def entropy(self) -> Tensor: ...  # [B]
     def kl(self, other: Any) -> Tensor: ...  # KL(self | other) with another of its kind, [B]
 
-    def gradient(self, action: Tensor, weight: Tensor, entropy_weight: float) -> list[Tensor]:
-        """Of sum_b weight_b log_prob_b + entropy_weight entropy_b, by the network's output and by log_std if any."""
+    def score(self, action: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None]:
+        """log_prob, and the entropy if it is asked for; of a recorded network, recorded (see rlx.nn.fused)."""
 
 
 class Categorical:
@@ -65,19 +58,17 @@ class Categorical:
     def kl(self, other: Categorical) -> Tensor:
         return (self.log_probs.exp() * (self.log_probs - other.log_probs)).sum(-1)
 
-    def gradient(self, action: Tensor, weight: Tensor, entropy_weight: float) -> list[Tensor]:
-        probs, weight = self.log_probs.exp(), weight.unsqueeze(-1)
-        grad = (probs * -weight).scatter_add_(-1, action.unsqueeze(-1), weight)  # weight * (one_hot - probs)
-        if entropy_weight != 0.0:
-            grad.addcmul_(probs, self.log_probs + self.entropy().unsqueeze(-1), value=-entropy_weight)
-        return [grad]
+    def score(self, action: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None]:
+        if is_recorded(self.logits):
+            return recorded_choice(self.logits, action, entropy)
+        return self.log_prob(action), self.entropy() if entropy else None
 
 
 class MultiCategorical:
     """Independent choices: the logits [B, sum(sizes)] of all components side by side."""
 
     def __init__(self, logits: Tensor, sizes: Sequence[int]):
-        self.parts = [Categorical(part) for part in logits.split(list(sizes), -1)]
+        self.parts = [Categorical(part) for part in split(logits, sizes)]
 
     def sample(self) -> Tensor:
         return torch.stack([part.sample() for part in self.parts], -1)
@@ -94,9 +85,10 @@ class MultiCategorical:
     def kl(self, other: MultiCategorical) -> Tensor:
         return torch.stack([p.kl(q) for p, q in zip(self.parts, other.parts, strict=True)]).sum(0)
 
-    def gradient(self, action: Tensor, weight: Tensor, entropy_weight: float) -> list[Tensor]:
+    def score(self, action: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None]:
         pairs = zip(self.parts, action.unbind(-1), strict=True)
-        return [torch.cat([part.gradient(a, weight, entropy_weight)[0] for part, a in pairs], -1)]
+        log_probs, entropies = zip(*(part.score(a, entropy) for part, a in pairs), strict=True)
+        return total(log_probs), total(entropies) if entropy else None
 
 
 class DiagGaussian:
@@ -124,7 +116,7 @@ class DiagGaussian:
         spread = (2 * self.log_std).exp() + (self.mean - other.mean).square()
         return (other.log_std - self.log_std + 0.5 * spread * (-2 * other.log_std).exp() - 0.5).sum(-1)
 
-    def gradient(self, action: Tensor, weight: Tensor, entropy_weight: float) -> list[Tensor]:
-        inverse = (-self.log_std).exp()
-        z = (action - self.mean) * inverse
-        return [weight.unsqueeze(-1) * z * inverse, weight @ (z.square() - 1.0) + entropy_weight * len(weight)]
+    def score(self, action: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None]:
+        if is_recorded(self.mean):
+            return recorded_gaussian(self.mean, self.log_std, action, entropy)
+        return self.log_prob(action), self.entropy() if entropy else None

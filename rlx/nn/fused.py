@@ -1,16 +1,21 @@
-"""All gradients that are written by hand, as autograd nodes, each next to the plain function that it computes.
+"""All gradients that are written by hand. Algorithms know nothing of them: they write losses and minimise them.
+
+Autograd nodes, each next to the plain function that it computes:
 
     HandWrittenMLP      a whole network or ensemble: one node instead of one per operation, masks in place, and nothing
                         computed for weights that are frozen
     SquashedSample      a tanh-Gaussian action and its log-probability
     HandWrittenLearn    a batch-renormalised network in training
 
-Small networks on few cores spend as much on autograd as on arithmetic. Algorithms know nothing of this: they write
-losses. Compiled code takes the plain functions, which a compiler merges by itself.
+Functions that can also be `recorded`, for PPO and DQN, whose networks are so small that even a few nodes of autograd
+cost as much as their arithmetic: networks, scores of actions, and what the losses of these algorithms are made of.
+
+Compiled code takes the plain functions, which a compiler merges by itself.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -22,6 +27,7 @@ from torch.autograd.function import once_differentiable
 
 LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0
 NORM_EPS = 1e-5
+LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
 aten = torch.ops.aten
 
@@ -42,9 +48,10 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu_, "tanh
 
 
 # the gradient of an activation by its output; in place on a gradient that nobody else reads
+relu_backward, tanh_backward = aten.threshold_backward.grad_input, aten.tanh_backward.grad_input
 GRADIENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "relu": lambda grad, y: aten.threshold_backward.grad_input(grad, y, 0, grad_input=grad),
-    "tanh": lambda grad, y: aten.tanh_backward.grad_input(grad, y, grad_input=grad),
+    "relu": lambda grad, y: relu_backward(grad, y, 0, grad_input=grad),
+    "tanh": lambda grad, y: tanh_backward(grad, y, grad_input=grad),
 }
 
 
@@ -67,8 +74,6 @@ def linear(x: Tensor, layer: Layer) -> Tensor:
     """x @ weight + bias, by the same choices as `product`."""
     weight, bias = layer.weight, layer.bias
     columns = weight.shape[-1]
-    if torch.compiler.is_compiling():  # merges the sum with what follows
-        return ((x * weight.mT).sum(-1, keepdim=True) if columns == 1 else torch.matmul(x, weight)) + bias
     if weight.dim() == 2:
         if 1 < columns < FEW <= x.shape[0]:
             return torch.addmm(bias.unsqueeze(1), weight.mT, x.mT).mT
@@ -78,16 +83,24 @@ def linear(x: Tensor, layer: Layer) -> Tensor:
     return torch.baddbmm(bias, x, weight)
 
 
+def compiled_linear(x: Tensor, layer: Layer) -> Tensor:
+    """The same for a compiler, which merges the sum with what follows."""
+    narrow = layer.weight.shape[-1] == 1
+    return ((x * layer.weight.mT).sum(-1, keepdim=True) if narrow else torch.matmul(x, layer.weight)) + layer.bias
+
+
 def plain_mlp(x: Tensor, layers: Sequence[Layer], activation: str, dropout: float = 0.0) -> Tensor:
     """linear -> LayerNorm -> activation -> dropout, and a linear layer at the end; gradients by autograd."""
+    apply = compiled_linear if torch.compiler.is_compiling() else linear
+    activate = ACTIVATIONS[activation]
     for layer in layers[:-1]:
-        x = linear(x, layer)
+        x = apply(x, layer)
         if layer.gain is not None:
             x = torch.addcmul(layer.shift, F.layer_norm(x, x.shape[-1:], eps=NORM_EPS), layer.gain)
-        x = ACTIVATIONS[activation](x)
+        x = activate(x)
         if dropout > 0.0:
             x = F.dropout(x, dropout)
-    return linear(x, layers[-1])
+    return apply(x, layers[-1])
 
 
 def join(x: Tensor, action: Tensor | None, weight: Tensor) -> Tensor:
@@ -242,6 +255,285 @@ class SquashedSample(torch.autograd.Function):
         return torch.cat([raw_grad, log_std_grad], -1), None
 
 
+# -- computations that are recorded and differentiated without autograd
+
+
+class Step:
+    """One function of a recorded computation: what it read, and how gradients go back through it.
+
+    `backward(into, *grads)` takes the gradients of its outputs, writes those of parameters `into` their places, and
+    returns those of the tensors that it read. The gradient of a mean is a plain number, the same for every row.
+    """
+
+    __slots__ = ("backward", "grads", "order", "sources")
+    count = itertools.count()
+
+    def __init__(self, backward: Callable[..., Sequence[Any]], sources: Sequence[Tensor], outputs: Sequence[Tensor]):
+        self.backward = backward
+        self.sources: list[tuple[Step, int] | None] = [x.made_by for x in sources]  # type: ignore[attr-defined]
+        self.order = next(self.count)
+        self.grads: list[Any] = [None] * len(outputs)
+        for k, output in enumerate(outputs):
+            output.made_by = (self, k)  # type: ignore[attr-defined]
+
+
+class Places:
+    """Where the gradients of parameters go: parts of one vector, so that clipping their norm takes few operations."""
+
+    def __init__(self, params: Sequence[Tensor]):
+        sizes = [p.numel() for p in params]
+        self.vector = torch.zeros(sum(sizes), dtype=params[0].dtype, device=params[0].device)
+        self.parts = [part.view_as(p) for part, p in zip(self.vector.split(sizes), params, strict=True)]
+        self.written = 0  # parts that the last loss has reached
+        self._of = {id(p): part for p, part in zip(params, self.parts, strict=True)}
+        self._layers: dict[int, list[tuple[Tensor, Tensor]]] = {}
+
+    def of(self, param: Tensor) -> Tensor:
+        """The part of a parameter, to be written as a whole."""
+        self.written += 1
+        return self._of[id(param)]
+
+    def of_layers(self, layers: Sequence[Layer]) -> list[tuple[Tensor, Tensor]]:
+        """The parts of the weights and biases of a network."""
+        self.written += 2 * len(layers)
+        first = id(layers[0].weight)
+        if first not in self._layers:
+            self._layers[first] = [(self._of[id(layer.weight)], self._of[id(layer.bias)]) for layer in layers]
+        return self._layers[first]
+
+
+def recorded(x: Tensor) -> Tensor:
+    """The input of networks whose gradients are to be taken by hand: for losses that are made of the functions below.
+
+    A tensor that is made from a recorded one by these functions remembers it, and `Optimizer.minimize` finds its way
+    back. Everything works without: where x itself has to be differentiated, since it comes from an encoder that learns,
+    where a network has no recorded form, and in compiled code, autograd does it.
+    """
+    if not x.requires_grad and not torch.compiler.is_compiling():
+        x.made_by = None  # type: ignore[attr-defined]
+    return x
+
+
+def is_recorded(x: Tensor) -> bool:
+    return hasattr(x, "made_by")
+
+
+def go_back(loss: Tensor, into: Places) -> None:
+    """Write the gradients of a recorded loss into their places."""
+    into.written = 0
+    last, _ = loss.made_by  # type: ignore[attr-defined]
+    last.grads[0] = 1.0
+    waiting = {last.order: last}
+    while waiting:
+        step = waiting.pop(max(waiting))  # whatever reads its outputs came after it, and has been here
+        for source, grad in zip(step.sources, step.backward(into, *step.grads), strict=True):
+            if source is not None:
+                other, k = source
+                before = other.grads[k]
+                other.grads[k] = grad if before is None else before + grad
+                waiting[other.order] = other
+    if into.written != len(into.parts):
+        raise RuntimeError("A recorded loss has to reach each parameter of its optimizer once.")
+
+
+def small_mlp(x: Tensor, layers: Sequence[Layer], activation: str) -> list[Tensor]:
+    """What each of the linear layers reads and, last, the output: `plain_mlp` without its choices, for few rows and
+    small layers, where to choose costs as much as to compute.
+    """
+    activate = ACTIVATIONS[activation]
+    found = [x]
+    for layer in layers[:-1]:
+        found.append(activate(torch.addmm(layer.bias, found[-1], layer.weight)))
+    found.append(torch.addmm(layers[-1].bias, found[-1], layers[-1].weight))
+    return found
+
+
+def recorded_mlp(x: Tensor, layers: Sequence[Layer], activation: str) -> Tensor:
+    """`small_mlp`, recorded; a gradient [B] of an output [B, 1] is taken as [B, 1]."""
+    slope, by_autograd = GRADIENTS[activation], torch.is_grad_enabled()
+    try:
+        torch._C._set_grad_enabled(False)  # a tenth of the time of torch.no_grad
+        *inputs, y = small_mlp(x, layers, activation)
+    finally:
+        torch._C._set_grad_enabled(by_autograd)
+
+    def backward(into: Places, grad: Tensor) -> Sequence[None]:
+        places = into.of_layers(layers)
+        grad = grad if grad.dim() == 2 else grad.unsqueeze(-1)
+        for i in reversed(range(len(layers))):
+            torch.mm(inputs[i].t(), grad, out=places[i][0])
+            torch.sum(grad, 0, out=places[i][1])
+            if i > 0:
+                grad = slope(grad.mm(layers[i].weight.t()), inputs[i])
+        return (None,)
+
+    Step(backward, (x,), (y,))
+    return y
+
+
+def column(x: Tensor) -> Tensor:
+    """The output [B, 1] of a network as [B]."""
+    y = x.squeeze(-1)
+    if is_recorded(x):
+        y.made_by = x.made_by  # type: ignore[attr-defined]
+    return y
+
+
+def split(x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    """The parts of x [B, sum(sizes)], side by side."""
+    parts = list(x.split(list(sizes), -1))
+    if is_recorded(x):
+        Step(lambda into, *grads: (torch.cat(grads, -1),), (x,), parts)
+    return parts
+
+
+def total(tensors: Sequence[Tensor]) -> Tensor:
+    """The sum of several tensors [B]."""
+    y = torch.stack(list(tensors)).sum(0)
+    if is_recorded(tensors[0]):
+        n = len(tensors)
+        Step(lambda into, grad: [grad] * n, tensors, (y,))
+    return y
+
+
+def recorded_choice(logits: Tensor, action: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None]:
+    """log-probability and, if wanted, entropy [B] of choices [B] by logits [B, K]."""
+    log_probs, action = logits.log_softmax(-1), action.unsqueeze(-1)
+    log_prob = log_probs.gather(-1, action).squeeze(-1)
+    mean = (log_probs.exp() * log_probs).sum(-1, keepdim=True) if entropy else None
+
+    def backward(into: Places, by_log_prob: Tensor, by_entropy: float | None = None) -> Sequence[Tensor]:
+        probs, weight = log_probs.exp(), by_log_prob.unsqueeze(-1)
+        grad = (probs * -weight).scatter_add_(-1, action, weight)  # weight * (one_hot - probs)
+        if by_entropy is not None and mean is not None:
+            grad.addcmul_(probs, log_probs - mean, value=-by_entropy)
+        return (grad,)
+
+    if mean is None:
+        Step(backward, (logits,), (log_prob,))
+        return log_prob, None
+    spread = mean.squeeze(-1).neg()
+    Step(backward, (logits,), (log_prob, spread))
+    return log_prob, spread
+
+
+def recorded_gaussian(mean: Tensor, parameter: Tensor, action: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None]:
+    """log-probability and, if wanted, entropy [B] of actions [B, D] under N(mean [B, D], exp(parameter [D])^2)."""
+    log_std = parameter.detach()
+    inverse, total, d = (-log_std).exp(), log_std.sum(), mean.shape[-1]
+    z = (action - mean).mul_(inverse)
+    squares = z.square()
+    outputs = [squares.sum(-1).mul_(-0.5).sub_(total).sub_(LOG_SQRT_2PI * d)]
+    if entropy:
+        outputs.append((total + (0.5 + LOG_SQRT_2PI) * d).expand(mean.shape[:-1]))
+
+    def backward(into: Places, by_log_prob: Tensor, by_entropy: float | None = None) -> Sequence[Tensor]:
+        by_log_std = torch.mv(squares.sub_(1.0).t(), by_log_prob, out=into.of(parameter))
+        if by_entropy is not None:
+            by_log_std += by_entropy * len(z)
+        return (z.mul_(inverse).mul_(by_log_prob.unsqueeze(-1)),)
+
+    Step(backward, (mean,), outputs)
+    return outputs[0], outputs[1] if entropy else None
+
+
+def clipped_surrogate(log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, clip_range: float) -> Tensor:
+    """PPO's objective, to be minimised: -E[min(rho A, clip(rho, 1 - eps, 1 + eps) A)],  rho = pi / pi_old; all [B]."""
+    if not is_recorded(log_prob):
+        ratio = (log_prob - old_log_prob).exp()
+        return -torch.minimum(ratio * advantage, ratio.clamp(1.0 - clip_range, 1.0 + clip_range) * advantage).mean()
+    # min(rho A, clip(rho) A) = min(rho A, A + eps |A|), whose slope is rho A where the first is less
+    free = (log_prob - old_log_prob).exp_().mul_(advantage)
+    limit = torch.add(advantage, advantage.abs(), alpha=clip_range)
+    loss = torch.minimum(free, limit).mean().neg_()
+
+    def backward(into: Places, weight: float) -> Sequence[Tensor]:
+        return (free.masked_fill_(free > limit, 0.0).mul_(-weight / len(free)),)
+
+    Step(backward, (log_prob,), (loss,))
+    return loss
+
+
+def value_error(value: Tensor, old_value: Tensor, returns: Tensor, clip_range: float | None) -> Tensor:
+    """Mean squared error of values [B]; with a clip range, of the worse of V and V kept near its old value."""
+    error = value - returns
+    stuck = None
+    if clip_range is not None:
+        moved = value - old_value
+        bound = old_value + moved.clamp(-clip_range, clip_range) - returns
+        stuck = (moved.abs() > clip_range) & (bound.abs() > error.abs())  # the worse one is the bound: it has no slope
+    loss = (error if stuck is None else torch.where(stuck, bound.detach(), error)).square().mean()
+    if is_recorded(value):
+
+        def backward(into: Places, weight: float) -> Sequence[Tensor]:
+            slope = error * (2.0 * weight / len(error))
+            return (slope if stuck is None else slope.masked_fill_(stuck, 0.0),)
+
+        Step(backward, (value,), (loss,))
+    return loss
+
+
+def dueling(head: Tensor) -> Tensor:
+    """Q(s, .) = V + A - mean A [B, K] from V and A side by side [B, 1 + K]."""
+    value, advantage = head[:, :1], head[:, 1:]
+    q = value + advantage - advantage.mean(-1, keepdim=True)
+    if is_recorded(head):
+
+        def backward(into: Places, grad: Tensor) -> Sequence[Tensor]:
+            return (torch.cat([grad.sum(-1, keepdim=True), grad - grad.mean(-1, keepdim=True)], -1),)
+
+        Step(backward, (head,), (q,))
+    return q
+
+
+def chosen(q: Tensor, action: Tensor) -> Tensor:
+    """Q(s, a) [B] of the actions [B] out of Q(s, .) [B, K]."""
+    action = action.unsqueeze(-1)
+    taken = q.gather(-1, action).squeeze(-1)
+    if is_recorded(q):
+
+        def backward(into: Places, grad: Tensor) -> Sequence[Tensor]:
+            return (torch.zeros_like(q).scatter_(-1, action, grad.unsqueeze(-1)),)
+
+        Step(backward, (q,), (taken,))
+    return taken
+
+
+def huber_loss(value: Tensor, target: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The mean of weight * huber(value - target), and the differences [B]."""
+    error = value - target
+    slope = error.clamp(-1.0, 1.0)
+    each = slope * (error - 0.5 * slope)
+    loss = (each if weight is None else weight * each).mean()
+    if is_recorded(value):
+
+        def backward(into: Places, scale: float) -> Sequence[Tensor]:
+            return ((slope if weight is None else weight * slope) * (scale / len(slope)),)
+
+        Step(backward, (value,), (loss,))
+    return loss, error.detach()
+
+
+def weighted_sum(*terms: tuple[float, Tensor]) -> Tensor:
+    """The sum of coef * mean(term): a loss of several terms."""
+    loss: Tensor | None = None
+    known = 0  # recorded terms
+    for coef, x in terms:
+        mean = x.mean() if x.dim() else x
+        loss = torch.add(loss, mean, alpha=coef) if loss is not None else mean if coef == 1.0 else coef * mean
+        known += is_recorded(x)
+    assert loss is not None
+    if 0 < known < len(terms):
+        raise RuntimeError("Some terms of this loss are recorded and some are not; make all of them by rlx.nn.fused.")
+    if known:
+
+        def backward(into: Places, weight: float) -> Sequence[float]:
+            return [weight * coef / x.numel() for coef, x in terms]
+
+        Step(backward, [x for _, x in terms], (loss,))
+    return loss
+
+
 # -- batch renormalisation; the formulas are those of norm.py
 
 RENORM_EPS = 1e-3
@@ -350,5 +642,5 @@ class HandWrittenLearn(torch.autograd.Function):
                 by_square = scale_grad * scale * rstd.square() / -rows
                 by_mean = torch.addcmul(offset_grad * scale / -rows, by_square, mean, value=-1.0)
                 grad = torch.addcmul(by_mean, x, by_square).baddbmm_(grad, folded.mT)
-                grad = aten.threshold_backward.grad_input(grad, x, 0, grad_input=grad)
+                grad = relu_backward(grad, x, 0, grad_input=grad)
         return None, None, None, *found

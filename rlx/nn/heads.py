@@ -9,8 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from rlx.nn.distributions import Categorical, DiagGaussian, Distribution, MultiCategorical
-from rlx.nn.fused import SquashedSample, gaussian, noise_like, plain_mlp, squashed_log_prob, squashed_sample
-from rlx.nn.mlp import MLP, Perceptron
+from rlx.nn.fused import (
+    SquashedSample,
+    column,
+    gaussian,
+    noise_like,
+    plain_mlp,
+    small_mlp,
+    squashed_log_prob,
+    squashed_sample,
+)
+from rlx.nn.mlp import MLP
 from rlx.types import Spec
 
 ACTION_LIMIT = 1.0 - 1e-5  # actions are clipped to this before any atanh
@@ -37,6 +46,23 @@ class Critic(MLP):
         self, obs: Tensor, action: Tensor, frozen: bool = False, members: Tensor | slice | None = None
     ) -> Tensor:
         return super().forward(obs, action, frozen, members).squeeze(-1)
+
+
+class StateValue(MLP):
+    """V(s): [B]."""
+
+    def __init__(
+        self,
+        obs_dim: int,
+        hidden: Sequence[int],
+        activation: str = "relu",
+        init: str = "orthogonal",
+        final_gain: float | None = 1.0,
+    ):
+        super().__init__([obs_dim, *hidden, 1], activation=activation, init=init, final_gain=final_gain)
+
+    def forward(self, obs: Tensor) -> Tensor:  # type: ignore[override]
+        return column(super().forward(obs))
 
 
 class SquashedGaussian(nn.Module):
@@ -164,7 +190,7 @@ class ActionHead(nn.Module):
         super().__init__()
         sizes = [spec.obs_dim, *hidden, spec.action_dim]
         # The small last layer starts every state near the uniform (or zero-mean) policy.
-        self.net = Perceptron(sizes, activation, final_gain=0.01)
+        self.net = MLP(sizes, activation=activation, init="orthogonal", final_gain=0.01)
         self.action_kind = spec.action_kind
         self.action_sizes = spec.action_sizes
         if spec.action_kind == "box":
@@ -172,7 +198,8 @@ class ActionHead(nn.Module):
 
     def act(self, obs: Tensor, explore: bool) -> Tensor:
         """A draw to explore, else the mode; for use without gradients."""
-        actions = self.distribution(self.net.trace(obs)[-1])
+        net = self.net
+        actions = self.distribution(small_mlp(obs, net.layers(), net.activation)[-1])
         return actions.sample() if explore else actions.mode()
 
     def forward(self, obs: Tensor) -> Distribution:
@@ -185,14 +212,8 @@ class ActionHead(nn.Module):
         return DiagGaussian(actions.mean, actions.log_std.clone()) if isinstance(actions, DiagGaussian) else actions
 
     def trainable(self) -> list[Tensor]:
-        """The parameters, in the order of `backward`."""
+        """The parameters, those of the network first."""
         return [*self.net.parameters(), *([self.log_std] if self.action_kind == "box" else [])]
-
-    def backward(self, trace: list[Tensor], grads: list[Tensor], out: Sequence[Tensor]) -> None:
-        """Write the gradients of `trainable` into `out`; `grads` are those of the distribution."""
-        self.net.backward(trace, grads[0], out)
-        if self.action_kind == "box":
-            out[-1].copy_(grads[1])
 
     def distribution(self, out: Tensor) -> Distribution:
         if self.action_kind == "box":

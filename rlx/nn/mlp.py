@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise, zip_longest
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from rlx.errors import UserError
-from rlx.nn.fused import ACTIVATIONS, Layer, run_mlp
+from rlx.nn.fused import ACTIVATIONS, GRADIENTS, Layer, is_recorded, recorded_mlp, run_mlp
 
 
 class MLP(nn.Module):
@@ -48,6 +47,7 @@ class MLP(nn.Module):
         self.gains = nn.ParameterList([torch.ones(*row, n) for n in hidden])
         self.shifts = nn.ParameterList([torch.zeros(*row, n) for n in hidden])
         initialize(self.weights, self.biases, init, final_gain)
+        self.recordable = ensemble is None and not layer_norm and dropout == 0.0 and activation in GRADIENTS
         self._layers = [Layer(*p) for p in zip_longest(self.weights, self.biases, self.gains, self.shifts)]
 
     def layers(self, frozen: bool = False, members: Tensor | slice | None = None) -> list[Layer]:
@@ -69,9 +69,11 @@ class MLP(nn.Module):
         """Of `x`, or of `x` and `action` side by side. `frozen` lets gradients through to the inputs and computes none
         for the weights; `members` picks some of an ensemble, by index or slice, and spends no work on the others.
         """
+        if self.recordable and is_recorded(x) and action is None:
+            return recorded_mlp(x, self._layers, self.activation)
         if x.dim() != 2 and self.ensemble is None:
-            rows = [None if y is None else y.reshape(-1, y.shape[-1]) for y in (x, action)]
-            return self(*rows, frozen).reshape(*x.shape[:-1], -1)
+            rows = action if action is None else action.reshape(-1, action.shape[-1])
+            return MLP.forward(self, x.reshape(-1, x.shape[-1]), rows, frozen).reshape(*x.shape[:-1], -1)
         dropout = self.dropout if self.training else 0.0
         return run_mlp(x, action, self.layers(frozen, members), self.activation, dropout)
 
@@ -101,38 +103,3 @@ def initialize(weights: Iterable[Tensor], biases: Iterable[Tensor], init: str, f
             gain = (1.0 if final_gain is None else final_gain) if last else math.sqrt(2.0)
             for member in weight if weight.dim() == 3 else [weight]:
                 nn.init.orthogonal_(member, gain)
-
-
-class Perceptron(MLP):
-    """An MLP, orthogonal at the start, that can also be differentiated without autograd."""
-
-    GRADIENTS: ClassVar[dict[str, Callable[[Tensor, Tensor], Tensor]]] = {  # of an activation, by its output
-        "tanh": torch.ops.aten.tanh_backward,
-        "relu": lambda grad, y: torch.ops.aten.threshold_backward(grad, y, 0),
-    }
-
-    def __init__(self, sizes: Sequence[int], activation: str, final_gain: float):
-        if activation not in self.GRADIENTS:
-            raise UserError(f"activation={activation} is not possible here; choose {' or '.join(self.GRADIENTS)}.")
-        super().__init__(sizes, activation=activation, init="orthogonal", final_gain=final_gain)
-        self._pairs = tuple(zip(self.weights, self.biases, strict=True))
-        self._activate = {"tanh": torch.tanh_, "relu": torch.relu_}[activation]
-        self._slope = self.GRADIENTS[activation]
-
-    def trace(self, x: Tensor) -> list[Tensor]:
-        """What each layer reads and, last, the output; for use without gradients."""
-        found = [x]
-        for weight, bias in self._pairs[:-1]:
-            found.append(self._activate(torch.addmm(bias, found[-1], weight)))
-        weight, bias = self._pairs[-1]
-        found.append(torch.addmm(bias, found[-1], weight))
-        return found
-
-    def backward(self, trace: list[Tensor], grad: Tensor, out: Sequence[Tensor]) -> None:
-        """Write the gradients of all weights, then of all biases, into `out`; `grad` is that of the output."""
-        depth = len(self._pairs)
-        for i in reversed(range(depth)):
-            torch.mm(trace[i].t(), grad, out=out[i])
-            torch.sum(grad, 0, out=out[depth + i])
-            if i > 0:
-                grad = self._slope(grad.mm(self._pairs[i][0].t()), trace[i])

@@ -11,10 +11,22 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Variable
 
 from rlx.errors import UserError
+from rlx.nn.fused import Places, go_back, is_recorded
 
 M = TypeVar("M", bound=nn.Module)
+
+
+def differentiate(loss: Tensor, params: Sequence[Tensor], retain_graph: bool = False) -> Sequence[Tensor]:
+    """`torch.autograd.grad`, without its checks of the arguments, which cost as much as a small layer."""
+    if torch.compiler.is_compiling():
+        return torch.autograd.grad(loss, params, retain_graph=retain_graph)
+    grads: Sequence[Tensor] = Variable._execution_engine.run_backward(
+        (loss,), (torch.ones_like(loss),), retain_graph, False, tuple(params), False, accumulate_grad=False
+    )
+    return grads
 
 
 class Optimizer:
@@ -30,10 +42,30 @@ class Optimizer:
         self.scale = 1.0  # a schedule's multiplier of lr
         self.max_grad_norm = max_grad_norm
         self.grad_norm: Tensor | None = None  # of the last step, when gradients are clipped
+        self._places: Places | None = None  # of gradients that lie side by side
 
-    def minimize(self, loss: Tensor, retain_graph: bool = False) -> None:
-        """One step down the gradient of `loss`, which reaches these parameters and no others."""
-        self.step(torch.autograd.grad(loss, self.params, retain_graph=retain_graph))
+    def minimize(self, loss: Tensor, retain_graph: bool = False, max_grad_norm: float | None = None) -> None:
+        """One step down the gradient of `loss`, which reaches these parameters and no others.
+
+        `max_grad_norm` clips this step, on one vector of all gradients, which takes few operations.
+        """
+        if not is_recorded(loss) and max_grad_norm is None:
+            return self.step(differentiate(loss, self.params, retain_graph))
+        if self._places is None:
+            self._places = Places(self.params)
+        by_autograd = torch.is_grad_enabled()
+        try:
+            torch._C._set_grad_enabled(False)  # a tenth of the time of torch.no_grad
+            if is_recorded(loss):
+                go_back(loss, self._places)
+            else:
+                torch._foreach_copy_(self._places.parts, list(differentiate(loss, self.params, retain_graph)))
+            if max_grad_norm is not None:
+                self.grad_norm = torch.linalg.vector_norm(self._places.vector)
+                self._places.vector.mul_((max_grad_norm / (self.grad_norm + 1e-6)).clamp_(max=1.0))
+            self._move(self._places.parts)
+        finally:
+            torch._C._set_grad_enabled(by_autograd)
 
     @torch.no_grad()
     def step(self, grads: Sequence[Tensor]) -> None:
@@ -72,6 +104,7 @@ class Adam(Optimizer):
         self.exp_avg = [torch.zeros_like(p, requires_grad=False) for p in self.params]
         self.exp_avg_sq = [torch.zeros_like(p, requires_grad=False) for p in self.params]
         self.steps = torch.zeros((), dtype=torch.float32, device=self.params[0].device)
+        self._counts = [self.steps] * len(self.params)
         self._numbers = torch.zeros(2, device=self.params[0].device)  # step size and correction of a compiled step
 
     def _move(self, grads: list[Tensor]) -> None:
@@ -84,7 +117,7 @@ class Adam(Optimizer):
             self.exp_avg,
             self.exp_avg_sq,
             [],
-            [self.steps] * len(self.params),
+            self._counts,
             lr=self.lr * self.scale,
             beta1=self.betas[0],
             beta2=self.betas[1],

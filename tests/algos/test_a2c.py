@@ -47,7 +47,7 @@ def test_returns_are_n_step_returns():
     rollout = make_rollout(learner, steps=2, envs=1)
     data = experience(rollout, learner, learner.cfg.gae_lambda)
     with torch.no_grad():
-        last = learner.critic(rollout.next_obs[1]).squeeze(-1)
+        last = learner.critic(rollout.next_obs[1])
     r = rollout.reward[:, 0]
     expected = torch.cat([r[0] + 0.5 * r[1] + 0.25 * last, r[1] + 0.5 * last])
     torch.testing.assert_close(data.returns, expected)

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from rlx.algos.ppo import PPO, PPOConfig, approximate_kl, policy_loss, value_loss
+from rlx.algos.ppo import PPO, PPOConfig, approximate_kl
 from rlx.errors import UserError
 from rlx.losses import Experience, experience
 from rlx.types import Rollout, Spec
@@ -34,38 +34,6 @@ def weights(learner: PPO) -> list[torch.Tensor]:
     return [p.detach().clone() for p in learner.parameters()]
 
 
-def test_policy_loss_by_hand():
-    ratio = torch.tensor([1.5, 0.5, 1.5, 0.5])
-    advantage = torch.tensor([1.0, 1.0, -1.0, -1.0])
-    loss, slope = policy_loss(ratio.log(), torch.zeros(4), advantage, clip_range=0.2)
-    assert loss.item() == pytest.approx(-(1.2 + 0.5 - 1.5 - 0.8) / 4)  # min(rho A, clip(rho) A), each
-    assert slope.tolist() == pytest.approx([0.0, -0.5 / 4, 1.5 / 4, 0.0])  # clipped ratios do not pull
-
-
-def test_value_loss_by_hand():
-    value, old, returns = torch.tensor([1.0, 3.0, 3.0]), torch.tensor([0.9, 0.0, 0.0]), torch.tensor([2.0, 4.0, 0.0])
-    loss, slope = value_loss(value, old, returns, None)
-    assert loss.item() == pytest.approx((1 + 1 + 9) / 3)
-    assert slope.tolist() == pytest.approx([-2 / 3, -2 / 3, 6 / 3])
-    loss, slope = value_loss(value, old, returns, clip_range=0.5)
-    assert loss.item() == pytest.approx((1 + 3.5**2 + 9) / 3)  # the second is held at 0.5, 3.5 away from its return
-    assert slope.tolist() == pytest.approx([-2 / 3, 0.0, 6 / 3])
-
-
-@pytest.mark.parametrize("clip_range", [None, 0.3])
-def test_value_slope_is_that_of_autograd(clip_range: float | None):
-    torch.manual_seed(0)
-    value, old, returns = torch.randn(200, requires_grad=True), torch.randn(200), torch.randn(200)
-    error = (value - returns).square()
-    if clip_range is not None:
-        near = old + (value - old).clamp(-clip_range, clip_range)
-        error = torch.maximum(error, (near - returns).square())
-    (expected,) = torch.autograd.grad(error.mean(), value)
-    loss, slope = value_loss(value.detach(), old, returns, clip_range)
-    torch.testing.assert_close(loss, error.mean().detach())
-    torch.testing.assert_close(slope, expected)
-
-
 def test_approximate_kl_by_hand():
     assert approximate_kl(torch.tensor([math.log(2.0)]), torch.zeros(1)).item() == pytest.approx(1 - math.log(2))
 
@@ -80,7 +48,7 @@ def test_values_bootstrap_at_truncation_and_at_the_end_only():
     rollout = rollout._replace(terminated=terminated, truncated=truncated)
     data = experience(rollout, learner, lam=0.0)
     with torch.no_grad():
-        value, following = learner.critic(rollout.obs).squeeze(-1), learner.critic(rollout.next_obs).squeeze(-1)
+        value, following = learner.critic(rollout.obs), learner.critic(rollout.next_obs)
     expected = rollout.reward.clone()
     expected[0] += 0.5 * value[1]
     expected[1, 1] += 0.5 * following[1, 1]  # cut off: the final observation's value
@@ -88,6 +56,15 @@ def test_values_bootstrap_at_truncation_and_at_the_end_only():
     expected[2] += 0.5 * following[2]
     torch.testing.assert_close(data.returns, expected.flatten())
     torch.testing.assert_close(data.advantage, (expected - value).flatten())
+
+
+def step(learner: PPO, data: Experience) -> list[torch.Tensor]:
+    """Make one gradient step; the gradients that it went down, clipped."""
+    loss, _, _ = learner._loss(data)
+    optimizer = learner.optimizers["policy"]
+    optimizer.minimize(loss, max_grad_norm=learner.cfg.max_grad_norm)
+    assert optimizer._places is not None
+    return [part.clone() for part in optimizer._places.parts]
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
@@ -100,13 +77,11 @@ def test_gradient_is_that_of_the_loss(kind: str, clip_range_value: float | None)
     with torch.no_grad():
         for p in learner.parameters():  # away from the policy that collected, so that clips bind
             p.add_(torch.randn_like(p), alpha=0.2)
-    learner._differentiate(data)
-
     actions = learner.policy(data.obs)
     ratio = (actions.log_prob(data.action) - data.log_prob).exp()
     advantage = (data.advantage - data.advantage.mean()) / data.advantage.std(correction=0)
     surrogate = torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).mean()
-    value = learner.critic(data.obs).squeeze(-1)
+    value = learner.critic(data.obs)
     error = (value - data.returns) ** 2
     if clip_range_value is not None:
         near = data.value + (value - data.value).clamp(-clip_range_value, clip_range_value)
@@ -116,20 +91,48 @@ def test_gradient_is_that_of_the_loss(kind: str, clip_range_value: float | None)
     expected = torch.autograd.grad(loss, params)
     norm = torch.cat([g.flatten() for g in expected]).norm()
     assert norm > 0.01
-    for ours, theirs in zip(learner._grads, expected, strict=True):
+    found = step(learner, data._replace(advantage=advantage))
+    for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs * (0.01 / norm), rtol=1e-4, atol=1e-7)
 
 
 def test_only_gradients_beyond_the_limit_are_scaled():
-    torch.manual_seed(0)
-    learner = PPO(PPOConfig(hidden=[8, 8], max_grad_norm=1e6), spec_of())
-    data = experience(make_rollout(learner), learner, 0.95)
-    learner._differentiate(data)
-    free = learner._grad.clone()
+    def gradient(limit: float) -> torch.Tensor:
+        torch.manual_seed(0)
+        learner = PPO(PPOConfig(hidden=[8, 8], max_grad_norm=limit), spec_of())
+        return torch.cat([g.flatten() for g in step(learner, experience(make_rollout(learner), learner, 0.95))])
+
+    free = gradient(1e6)
     for limit, scale in ((1e3, 1.0), (0.25, 0.25 / free.norm().item())):
-        learner.cfg.max_grad_norm = limit
-        learner._differentiate(data)
-        torch.testing.assert_close(learner._grad, free * scale)
+        torch.testing.assert_close(gradient(limit), free * scale)
+
+
+def test_advantages_are_standardised_by_minibatch():
+    torch.manual_seed(0)
+    learner = PPO(PPOConfig(hidden=[8], batch_size=24, epochs=2), spec_of())
+    data = experience(make_rollout(learner), learner, 0.95)
+    parts = list(learner._minibatches(data))
+    assert [len(part.obs) for part in parts] == [24, 24, 16] * 2
+    for part in parts:
+        assert part.advantage.mean().item() == pytest.approx(0.0, abs=1e-6)
+        assert part.advantage.std(correction=0).item() == pytest.approx(1.0, rel=1e-5)
+    learner.cfg.normalize_advantage = False
+    kept = torch.cat([part.advantage for part in learner._minibatches(data)][:3])
+    assert torch.equal(kept.sort().values, data.advantage.sort().values)
+
+
+def test_gradients_by_autograd_lead_to_the_same_weights(monkeypatch: pytest.MonkeyPatch):
+    learners = []
+    for record in (True, False):
+        torch.manual_seed(0)
+        learner = PPO(PPOConfig(hidden=[8], batch_size=16, entropy_coef=0.1, clip_range_value=0.1), spec_of("box"))
+        with monkeypatch.context() as patch:
+            if not record:
+                patch.setattr("rlx.algos.ppo.recorded", lambda obs: obs)
+            learner.update(make_rollout(learner))
+        learners.append(learner)
+    for ours, theirs in zip(weights(learners[0]), weights(learners[1]), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
@@ -190,9 +193,9 @@ def test_clip_range_can_be_scheduled_from_outside():
     with torch.no_grad():
         learner.policy.net.weights[0].add_(1.0)
     learner.cfg.clip_range = 0.0
-    narrow, _, _ = learner._differentiate(data)
+    narrow = learner._loss(data)[1]["loss/policy"]
     learner.cfg.clip_range = 100.0
-    wide, _, _ = learner._differentiate(data)
+    wide = learner._loss(data)[1]["loss/policy"]
     assert wide < narrow
 
 

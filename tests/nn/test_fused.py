@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from rlx.nn.fused import SquashedSample, noise_like, plain_mlp, product
-from rlx.nn.heads import Critic, SquashedGaussian
+from rlx.nn.fused import (
+    Places,
+    SquashedSample,
+    chosen,
+    clipped_surrogate,
+    dueling,
+    go_back,
+    huber_loss,
+    is_recorded,
+    noise_like,
+    plain_mlp,
+    product,
+    recorded,
+    value_error,
+    weighted_sum,
+)
+from rlx.nn.heads import ActionHead, Critic, SquashedGaussian, StateValue
 from rlx.nn.mlp import MLP
+from rlx.nn.optim import Adam
+from rlx.types import Spec
 
 OPTIONS = list(itertools.product([None, 3], ["relu", "tanh", "elu"], [False, True]))
 
@@ -114,3 +132,117 @@ def test_gradients_of_a_clamped_std_vanish() -> None:
         actor.net.biases[-1].copy_(torch.tensor([0.0, 9.0]))
     grad = torch.autograd.grad(actor.sample(torch.zeros(1, 1))[1].sum(), actor.net.biases[-1])[0]
     assert grad[1].item() == 0.0
+
+
+# -- recorded computations
+
+
+def compare(loss_of: Callable[[Tensor], Tensor], params: list[Tensor], obs: Tensor) -> None:
+    """The gradients of a recorded loss are those of autograd."""
+    plain = loss_of(obs.clone())
+    expected = torch.autograd.grad(plain, params)
+    places = Places(params)
+    places.vector.fill_(torch.nan)
+    loss = loss_of(recorded(obs.clone()))
+    assert is_recorded(loss)
+    assert not loss.requires_grad
+    with torch.no_grad():
+        go_back(loss, places)
+    torch.testing.assert_close(loss, plain.detach())
+    torch.testing.assert_close(places.parts, list(expected))
+
+
+def moved(module: nn.Module) -> list[Tensor]:
+    with torch.no_grad():
+        for p in module.parameters():
+            p.add_(torch.randn_like(p), alpha=0.3)
+    return list(module.parameters())
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize("entropy", [0.0, 0.3])
+@pytest.mark.parametrize(
+    ("kind", "shape", "sizes"), [("box", (2,), ()), ("discrete", (), (3,)), ("multi_discrete", (2,), (3, 2))]
+)
+def test_recorded_policies(
+    kind: str, shape: tuple[int, ...], sizes: tuple[int, ...], entropy: float, activation: str
+) -> None:
+    head = ActionHead(
+        Spec("Test-v0", (4,), "float32", kind, shape, action_sizes=sizes), [8, 8], activation, log_std=-0.3
+    )
+    params = moved(head)
+    obs, weight = torch.randn(7, 4), torch.randn(7)
+    with torch.no_grad():
+        action = head(obs).sample()
+        old = head(obs).log_prob(action) + 0.3 * torch.randn(7)
+
+    def loss_of(x: Tensor) -> Tensor:
+        log_prob, h = head(x).score(action, entropy=entropy != 0.0)
+        assert (h is None) == (entropy == 0.0)
+        torch.testing.assert_close(log_prob.detach(), head(obs).log_prob(action).detach())
+        policy = clipped_surrogate(log_prob, old, weight, 0.2)
+        return weighted_sum((1.0, policy), *([] if h is None else [(-entropy, h)]))
+
+    compare(loss_of, params, obs)
+
+
+@pytest.mark.parametrize("clip_range", [None, 0.3])
+def test_recorded_values(clip_range: float | None) -> None:
+    net = StateValue(4, [8, 8], "tanh")
+    params, obs, old, returns = moved(net), torch.randn(50, 4), torch.randn(50), torch.randn(50)
+    compare(lambda x: weighted_sum((0.5, value_error(net(x), old, returns, clip_range))), params, obs)
+
+
+@pytest.mark.parametrize("duel", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_recorded_choices_of_values(duel: bool, weighted: bool) -> None:
+    net = MLP([4, 8, 3 + duel])
+    params, obs, action = moved(net), torch.randn(9, 4), torch.randint(3, (9,))
+    target, weight = 2.0 * torch.randn(9), torch.rand(9) if weighted else None
+    compare(lambda x: huber_loss(chosen(dueling(net(x)) if duel else net(x), action), target, weight)[0], params, obs)
+
+
+def test_the_clipped_surrogate_by_hand() -> None:
+    ratio, advantage = torch.tensor([1.5, 0.5, 1.5, 0.5]), torch.tensor([1.0, 1.0, -1.0, -1.0])
+    log_prob = ratio.log().requires_grad_()
+    loss = clipped_surrogate(log_prob, torch.zeros(4), advantage, clip_range=0.2)
+    assert loss.item() == pytest.approx(-(1.2 + 0.5 - 1.5 - 0.8) / 4)  # min(rho A, clip(rho) A), each
+    slope = torch.autograd.grad(loss, log_prob)[0]
+    assert slope.tolist() == pytest.approx([0.0, -0.5 / 4, 1.5 / 4, 0.0])  # clipped ratios do not pull
+
+
+def test_the_error_of_values_by_hand() -> None:
+    value, old, returns = torch.tensor([1.0, 3.0, 3.0]), torch.tensor([0.9, 0.0, 0.0]), torch.tensor([2.0, 4.0, 0.0])
+    value.requires_grad_()
+    loss = value_error(value, old, returns, None)
+    assert loss.item() == pytest.approx((1 + 1 + 9) / 3)
+    assert torch.autograd.grad(loss, value)[0].tolist() == pytest.approx([-2 / 3, -2 / 3, 6 / 3])
+    loss = value_error(value, old, returns, clip_range=0.5)
+    assert loss.item() == pytest.approx((1 + 3.5**2 + 9) / 3)  # the second is held at 0.5, 3.5 away from its return
+    assert torch.autograd.grad(loss, value)[0].tolist() == pytest.approx([-2 / 3, 0.0, 6 / 3])
+
+
+def test_what_cannot_be_recorded_is_left_to_autograd() -> None:
+    x = torch.randn(4, 3)
+    for net in (MLP([3, 5, 2], activation="elu"), MLP([3, 5, 2], layer_norm=True), MLP([3, 5, 2], ensemble=2)):
+        y = net(recorded(x.clone()))
+        assert not is_recorded(y)
+        assert y.requires_grad
+    assert not is_recorded(recorded(x.clone().requires_grad_()))
+
+
+def test_a_loss_that_is_recorded_in_part_is_refused() -> None:
+    value, obs = StateValue(3, [4]), torch.randn(5, 3)
+    error = value_error(value(recorded(obs)), torch.zeros(5), torch.zeros(5), None)
+    with pytest.raises(RuntimeError, match="some are not"):
+        weighted_sum((1.0, error), (1.0, value(torch.randn(5, 3))))
+    with pytest.raises(RuntimeError, match="each parameter"):
+        Adam([*value.parameters(), nn.Parameter(torch.zeros(1))], 0.1).minimize(error)
+
+
+def test_no_gradient_is_recorded_beyond_the_losses() -> None:
+    obs, value = torch.randn(5, 3), StateValue(3, [4])
+    assert torch.is_grad_enabled()
+    error = value_error(value(recorded(obs)), torch.zeros(5), torch.zeros(5), None)
+    assert torch.is_grad_enabled()
+    assert not is_recorded(error.detach())  # so a metric does not keep what it was made from

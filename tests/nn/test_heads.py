@@ -9,8 +9,8 @@ import torch
 
 from rlx.config import learners, schemas
 from rlx.errors import UserError
-from rlx.nn.heads import ActionHead, Critic, Deterministic, SquashedGaussian, first_log_std
-from rlx.nn.mlp import Perceptron
+from rlx.nn.fused import plain_mlp
+from rlx.nn.heads import ActionHead, Critic, Deterministic, SquashedGaussian, StateValue, first_log_std
 from rlx.types import Spec
 
 SPEC = Spec("Test-v0", (3,), "float32", "box", (2,), (-1.0, -1.0), (1.0, 1.0))
@@ -114,29 +114,6 @@ def test_on_policy_learners_begin_with_a_std_that_fits_the_box(name: str):
     assert 3.0 * draws.std().item() == pytest.approx(1.0, abs=0.02)
 
 
-@pytest.mark.parametrize("entropy_weight", [0.0, 0.3])
-@pytest.mark.parametrize("kind", ["box", "discrete", "multi_discrete"])
-@pytest.mark.parametrize("activation", ["tanh", "relu"])
-def test_gradients_of_the_policy_are_those_of_autograd(kind: str, entropy_weight: float, activation: str):
-    torch.manual_seed(1)
-    policy = ActionHead(spec_of(kind), [8, 8], activation, log_std=-0.3)
-    with torch.no_grad():
-        for p in policy.parameters():
-            p.add_(torch.randn_like(p), alpha=0.3)
-    obs, weight = torch.randn(7, 4), torch.randn(7)
-    actions = policy(obs)
-    action = actions.sample().detach()
-    objective = (weight * actions.log_prob(action)).sum() + entropy_weight * actions.entropy().sum()
-    expected = torch.autograd.grad(objective, policy.trainable())
-    out = [torch.full_like(p, torch.nan) for p in policy.trainable()]
-    with torch.no_grad():
-        trace = policy.net.trace(obs)
-        by_output = policy.distribution(trace[-1]).gradient(action, weight, entropy_weight)
-        policy.backward(trace, by_output, out)
-    for ours, theirs in zip(out, expected, strict=True):
-        torch.testing.assert_close(ours, theirs)
-
-
 def test_policy_starts_near_uniform_and_acts_in_its_space():
     torch.manual_seed(0)
     obs = torch.randn(50, 4)
@@ -149,6 +126,13 @@ def test_policy_starts_near_uniform_and_acts_in_its_space():
             torch.testing.assert_close(policy.act(obs, explore=False), policy(obs).mode())
 
 
-def test_perceptron_names_the_activations_it_has():
-    with pytest.raises(UserError, match="activation=gelu is not possible here; choose tanh or relu"):
-        Perceptron([4, 8, 1], "gelu", final_gain=1.0)
+def test_heads_name_the_activations_there_are():
+    with pytest.raises(UserError, match="activation 'gelu'; choose one of relu, tanh, elu"):
+        ActionHead(spec_of("box"), [8], "gelu")
+
+
+def test_state_values():
+    value = StateValue(3, [8, 8])
+    obs = torch.randn(5, 3)
+    assert value(obs).shape == (5,)
+    torch.testing.assert_close(value(obs), plain_mlp(obs, value.layers(), "relu").squeeze(-1))
