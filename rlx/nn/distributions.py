@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from rlx.nn.fused import LOG_SQRT_2PI, is_recorded, noise_like, recorded_choices, recorded_gaussian
+from rlx.nn.fused import LOG_SQRT_2PI, is_recorded, noise_like, recorded_choice, recorded_gaussian, split, total
 
 
 class Distribution(Protocol):
@@ -60,7 +60,7 @@ class Categorical:
 
     def score(self, action: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None]:
         if is_recorded(self.logits):
-            return recorded_choices(self.logits, self.logits.shape[-1:], action.unsqueeze(-1), entropy)
+            return recorded_choice(self.logits, action, entropy)
         return self.log_prob(action), self.entropy() if entropy else None
 
 
@@ -68,8 +68,7 @@ class MultiCategorical:
     """Independent choices: the logits [B, sum(sizes)] of all components side by side."""
 
     def __init__(self, logits: Tensor, sizes: Sequence[int]):
-        self.logits, self.sizes = logits, list(sizes)
-        self.parts = [Categorical(part) for part in logits.split(self.sizes, -1)]
+        self.parts = [Categorical(part) for part in split(logits, sizes)]
 
     def sample(self) -> Tensor:
         return torch.stack([part.sample() for part in self.parts], -1)
@@ -87,9 +86,9 @@ class MultiCategorical:
         return torch.stack([p.kl(q) for p, q in zip(self.parts, other.parts, strict=True)]).sum(0)
 
     def score(self, action: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None]:
-        if is_recorded(self.logits):
-            return recorded_choices(self.logits, self.sizes, action, entropy)
-        return self.log_prob(action), self.entropy() if entropy else None
+        pairs = zip(self.parts, action.unbind(-1), strict=True)
+        log_probs, entropies = zip(*(part.score(a, entropy) for part, a in pairs), strict=True)
+        return total(log_probs), total(entropies) if entropy else None
 
 
 class DiagGaussian:

@@ -379,40 +379,42 @@ def column(x: Tensor) -> Tensor:
     return y
 
 
-def score_choices(
-    logits: Sequence[Tensor], actions: Sequence[Tensor], entropy: bool
-) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Of every component: log-probabilities [B, K] of all choices and [B, 1] of the action, and the entropy [B, 1]."""
-    log_probs = [x.log_softmax(-1) for x in logits]
-    taken = [log_p.gather(-1, action) for log_p, action in zip(log_probs, actions, strict=True)]
-    return log_probs, taken, [-(p.exp() * p).sum(-1, keepdim=True) for p in log_probs] if entropy else []
+def split(x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    """The parts of x [B, sum(sizes)], side by side."""
+    parts = list(x.split(list(sizes), -1))
+    if is_recorded(x):
+        Step(lambda into, *grads: (torch.cat(grads, -1),), (x,), parts)
+    return parts
 
 
-def recorded_choices(
-    logits: Tensor, sizes: Sequence[int], action: Tensor, entropy: bool
-) -> tuple[Tensor, Tensor | None]:
-    """log-probability and, if wanted, entropy [B] of choices [B, n] by logits [B, sum(sizes)]: sums over components."""
-    single = len(sizes) == 1
-    actions = (action,) if single else action.split(1, -1)
-    log_probs, taken, entropies = score_choices((logits,) if single else logits.split(sizes, -1), actions, entropy)
+def total(tensors: Sequence[Tensor]) -> Tensor:
+    """The sum of several tensors [B]."""
+    y = torch.stack(list(tensors)).sum(0)
+    if is_recorded(tensors[0]):
+        n = len(tensors)
+        Step(lambda into, grad: [grad] * n, tensors, (y,))
+    return y
 
-    def total(parts: Sequence[Tensor]) -> Tensor:
-        return parts[0].squeeze(-1) if single else torch.cat(list(parts), -1).sum(-1)
+
+def recorded_choice(logits: Tensor, action: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None]:
+    """log-probability and, if wanted, entropy [B] of choices [B] by logits [B, K]."""
+    log_probs, action = logits.log_softmax(-1), action.unsqueeze(-1)
+    log_prob = log_probs.gather(-1, action).squeeze(-1)
+    mean = (log_probs.exp() * log_probs).sum(-1, keepdim=True) if entropy else None
 
     def backward(into: Places, by_log_prob: Tensor, by_entropy: float | None = None) -> Sequence[Tensor]:
-        weight = by_log_prob.unsqueeze(-1)
-        grads = []
-        for i, log_p in enumerate(log_probs):
-            probs = log_p.exp()
-            grad = (probs * -weight).scatter_add_(-1, actions[i], weight)  # weight * (one_hot - probs)
-            if by_entropy is not None:
-                grad.addcmul_(probs, log_p + entropies[i], value=-by_entropy)
-            grads.append(grad)
-        return (grads[0] if single else torch.cat(grads, -1),)
+        probs, weight = log_probs.exp(), by_log_prob.unsqueeze(-1)
+        grad = (probs * -weight).scatter_add_(-1, action, weight)  # weight * (one_hot - probs)
+        if by_entropy is not None and mean is not None:
+            grad.addcmul_(probs, log_probs - mean, value=-by_entropy)
+        return (grad,)
 
-    outputs = [total(taken), *([total(entropies)] if entropy else [])]
-    Step(backward, (logits,), outputs)
-    return outputs[0], outputs[1] if entropy else None
+    if mean is None:
+        Step(backward, (logits,), (log_prob,))
+        return log_prob, None
+    spread = mean.squeeze(-1).neg()
+    Step(backward, (logits,), (log_prob, spread))
+    return log_prob, spread
 
 
 def recorded_gaussian(mean: Tensor, parameter: Tensor, action: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None]:

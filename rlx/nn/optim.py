@@ -53,7 +53,9 @@ class Optimizer:
             return self.step(differentiate(loss, self.params, retain_graph))
         if self._places is None:
             self._places = Places(self.params)
-        with torch.no_grad():
+        by_autograd = torch.is_grad_enabled()
+        try:
+            torch._C._set_grad_enabled(False)  # a tenth of the time of torch.no_grad
             if is_recorded(loss):
                 go_back(loss, self._places)
             else:
@@ -62,6 +64,8 @@ class Optimizer:
                 self.grad_norm = torch.linalg.vector_norm(self._places.vector)
                 self._places.vector.mul_((max_grad_norm / (self.grad_norm + 1e-6)).clamp_(max=1.0))
             self._move(self._places.parts)
+        finally:
+            torch._C._set_grad_enabled(by_autograd)
 
     @torch.no_grad()
     def step(self, grads: Sequence[Tensor]) -> None:

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlx.losses import standardized
 from rlx.algos.ppo_lstm import PPOLSTM, Experience, PPOLSTMConfig, states_of, surrogate_loss, value_loss
 from rlx.errors import UserError
+from rlx.losses import standardized
 from rlx.nn.recurrent import stretches
 from rlx.returns import gae
 from rlx.types import Carry, Rollout, Spec
