@@ -249,7 +249,9 @@ def restore_to_act(
     if given.env is not None:
         env_cfg = given.env_config(cfg)
         if not cfg.env.id.startswith(PYTHON):  # how the envs of the run were made says nothing about these
-            env_cfg = replace(env_cfg, kwargs={}, vectorization="auto", step_timeout=None, max_episode_steps=None)
+            env_cfg = replace(
+                env_cfg, kwargs={}, wrappers={}, vectorization="auto", step_timeout=None, max_episode_steps=None
+            )
         check_same_env(learner.spec, env_spec(env_cfg))
         return learner, cfg, make_vector_env(env_cfg, 1 if given.env.single else min(episodes, 10)), given.env.id
     refuse_foreign_env(cfg, trust)
