@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import is_dataclass
 from typing import Any
 
@@ -75,14 +75,26 @@ def instantiate(node: Any, *args: Any, trust: Sequence[str] = (), **kwargs: Any)
         package = target.partition(".")[0]
         raise UserError(f"_target_={target} is not part of rlx; add trust=[{package}] to allow code from {package}.")
     factory = imported(target)
+    if "trust" in _parameters(factory):
+        kwargs["trust"] = tuple(trust)
     if is_dataclass(OmegaConf.get_type(node)):
-        if "trust" in inspect.signature(factory).parameters:
-            kwargs["trust"] = tuple(trust)
         return factory(OmegaConf.to_object(node), *args, **kwargs)
-    values = OmegaConf.to_container(node, resolve=True)
-    assert isinstance(values, dict)
-    values.pop("_target_")
-    return factory(*args, **{str(k): v for k, v in values.items()}, **kwargs)
+    values: Any = OmegaConf.to_container(node, resolve=True)
+    kwargs |= {str(key): value for key, value in values.items() if key != "_target_"}
+    try:
+        inspect.signature(factory).bind(*args, **kwargs)
+    except TypeError as error:
+        raise UserError(f"_target_={target} does not take what it is given: {shown(error)}.") from error
+    except ValueError:  # written in C, without a signature
+        pass
+    return factory(*args, **kwargs)
+
+
+def _parameters(factory: Any) -> Collection[str]:
+    try:
+        return inspect.signature(factory).parameters.keys()
+    except (TypeError, ValueError):  # it cannot be called, or is written in C
+        return ()
 
 
 def is_users_own(target: str, trust: Sequence[str]) -> bool:
