@@ -212,7 +212,7 @@ MUTANTS: dict[str, list[Mutant]] = {
         ("self.cfg.discount, self.cfg.gae_lambda", "self.cfg.discount, 1.0", "lambda is ignored"),
     )
     + of(
-        "recurrent.py",
+        "nn/recurrent.py",
         ("torch.tensor(steps - 1, device=ended.device), True", "torch.tensor(steps - 1, device=ended.device), False",
          "lanes run into each other"),
         ("s[lane] * goes_on.view(-1, 1, 1)", "s[lane]", "new episodes begin with the lane's old state"),

@@ -38,7 +38,11 @@ from mutant_table import MUTANTS, Mutant
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "multirun_outputs" / "mutants.json"
 GOLDEN = {"dqn": ("double_dqn",)}  # recorded runs that are not called as their algorithm
-SHARED = ("tests/test_returns.py", "tests/test_losses.py", "tests/nn")
+SHARED = (
+    "tests/test_returns.py",
+    "tests/test_losses.py",
+    *(f"tests/nn/{path.name}" for path in sorted((ROOT / "tests" / "nn").glob("test_*.py"))),
+)
 CPU_SECONDS = 300  # a mutant that runs for ever is caught, too
 
 

@@ -41,7 +41,7 @@ from rlx.files import fsync_folder, open_regular, read_bounded, remove, write_at
 from rlx.restoring import check_saved_spec
 from rlx.run_folder import refuse_link, refuse_stray
 from rlx.system import available_memory
-from rlx.types import Goal, Spec
+from rlx.types import Box, Goal, Spec
 
 if TYPE_CHECKING:
     from rlx.data.replay import Replay
@@ -138,7 +138,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     """The manifest of a checkpoint folder, or DamagedCheckpoint; UserError if another version of rlx wrote it."""
     try:
         data = read_bounded(path / "manifest.json", follow=False)
-        manifest = json.loads(data)
+        manifest: dict[str, Any] = json.loads(data)
         form = manifest.get("format")
         if "sha256" in manifest and seal(manifest) != data:
             raise DamagedCheckpoint(f"manifest.json is not what was written (format {form!r:.20})")
@@ -283,9 +283,12 @@ def read_folder(path: Path) -> Checkpoint:
 
 
 def _spec(raw: dict[str, Any]) -> Spec:
-    goal = raw.pop("goal")
+    goal, boxes = raw.pop("goal"), raw.pop("boxes", ())  # older checkpoints have no boxes
     values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()}
-    spec = Spec(**values)._replace(goal=Goal(goal[0], tuple(goal[1]), tuple(goal[2])) if goal else None)
+    spec = Spec(**values)._replace(
+        goal=Goal(goal[0], tuple(goal[1]), tuple(goal[2])) if goal else None,
+        boxes=tuple((name, Box(tuple(shape), dtype)) for name, (shape, dtype) in boxes),
+    )
     check_saved_spec(spec)
     return spec
 
@@ -460,7 +463,8 @@ def _check_rows(segment: dict[str, Any], data: bytes) -> None:
 
 def _segments_of(path: Path) -> list[dict[str, Any]]:
     try:
-        return _read_manifest(path)["segments"]
+        segments: list[dict[str, Any]] = _read_manifest(path)["segments"]
+        return segments
     except (DamagedCheckpoint, UserError):
         return []
 

@@ -56,8 +56,11 @@ def check_saved_spec(spec: Any) -> None:
         return isinstance(values, tuple) and all(type(n) in (int, float) for n in values)
 
     shape, box = spec.action_shape, spec.action_kind == "box"
-    good = isinstance(spec.env_id, str) and counts(spec.obs_shape, 3) and math.prod(spec.obs_shape) < 2**31
-    good = good and spec.obs_dtype in ("float32", "float64", "uint8") and counts(shape, 1)
+    parts = ((spec.obs_shape, spec.obs_dtype), *(part for _, part in spec.boxes))
+    good = isinstance(spec.env_id, str) and all(isinstance(name, str) for name, _ in spec.boxes)
+    good = good and all(counts(size, 3) and dtype in ("float32", "float64", "uint8") for size, dtype in parts)
+    good = good and sum(math.prod(size) for size, _ in parts) < 2**31 and not (spec.boxes and spec.obs_shape)
+    good = good and counts(shape, 1)
     good = good and spec.action_kind in ("box", "discrete", "multi_discrete") and counts(spec.action_sizes, 2**16)
     good = good and len(shape) == (spec.action_kind != "discrete") and numbers(spec.action_low + spec.action_high)
     good = good and len(spec.action_low) == len(spec.action_high) == (shape[0] if box else 0)

@@ -167,6 +167,8 @@ def test_a_mistake_costs_one_sentence(
         (["evaluate", "RUN", "episodes=0"], "episodes"),
         (["evaluate", "RUN", "episodes=many"], "episodes"),
         (["evaluate", "RUN", "--jsn"], "--jsn"),
+        (["evaluate", "RUN", "target_return=many"], "target_return must be a number"),
+        (["evaluate", "RUN", "target_return=3"], "has no option target_return"),
         (["evaluate", "RUN", "seed=-1"], "seed=-1"),
         (["evaluate", "RUN", "seed=99999999999999999999999"], "seed"),
         (["collect", "RUN", "id=rlx/x-v0", "seed=-1"], "seed=-1"),

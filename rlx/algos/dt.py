@@ -44,8 +44,8 @@ class Activation(str, Enum):
 class DTConfig(AlgoConfig):
     _target_: str = "rlx.algos.dt.DT"
     name: str = "dt"
-    discount: float = number(1.0, least=0, most=1, read_once=True)  # returns-to-go are plain sums
-    batch_size: int = 64  # windows
+    discount: float = number(1.0, least=0, most=1, read_once=True)  # returns-to-go are plain sums: 1
+    batch_size: int = number(64, least=1)  # windows
     hidden: list[int] = field(default_factory=list)  # not used; see width and layers
     normalize_obs: bool = True  # standardise observations; the statistics are part of the policy
     context: int = number(20, least=1, read_once=True)  # steps that the policy sees, three tokens each

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -55,7 +55,7 @@ def collect_episodes(
     """
     rng = np.random.default_rng(seed)
     seeds = episode_seeds(seed, episodes)
-    tapes: list[list[tuple]] = [[] for _ in seeds]
+    tapes: list[list[tuple[Any, ...]]] = [[] for _ in seeds]
     last: list[ObsArray] = [np.empty(0)] * episodes  # what was seen after the latest step of each
     for obs, action, step, running in walk_episodes(NoisyAgent(agent, spec, noise, rng), envs, seeds):
         for i, k in running:
@@ -64,7 +64,7 @@ def collect_episodes(
     return [_episode(*parts) for parts in zip(tapes, last, seeds, strict=True)]
 
 
-def _episode(tape: list[tuple], last: ObsArray, seed: int) -> Episode:
+def _episode(tape: list[tuple[Any, ...]], last: ObsArray, seed: int) -> Episode:
     seen, *rest = zip(*tape, strict=True)
     action, reward, terminated, truncated = (np.array(column) for column in rest)
     return Episode(stack_obs([*seen, last]), action, reward, terminated, truncated, seed)

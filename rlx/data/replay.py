@@ -178,14 +178,22 @@ class Replay:
         """Append steps [M, ...] in the order of time: of all lanes, lane by lane within a step, or of those named."""
         position = self.store.add(obs, action, reward, next_obs, terminated, truncated, lanes=lanes)
         if self.hindsight is not None:
-            episodes = self.hindsight.episodes
-            broken = episodes.broken_by(position) if self.priorities is not None else None
-            whole = episodes.add(position, np.logical_or(terminated, truncated))
-            if self.priorities is not None and broken is not None:
-                self.priorities.dismiss(np.append(broken, position % self.capacity))
-                self.priorities.admit(whole)
+            ends = np.logical_or(terminated, truncated)
+            together = lanes is None and len(position) == self.lanes
+            for turn in [slice(None)] if together else range(len(position)):
+                self._note_episodes(np.atleast_1d(position[turn]), np.atleast_1d(ends[turn]))
         elif self.priorities is not None:
             self.priorities.admit(position % self.capacity)
+
+    def _note_episodes(self, position: np.ndarray, ends: np.ndarray) -> None:
+        """New rows, at most one of each lane: some end episodes, some overwrite the first row of an old one."""
+        assert self.hindsight is not None
+        episodes = self.hindsight.episodes
+        if self.priorities is None:
+            episodes.add(position, ends)
+            return
+        self.priorities.dismiss(np.append(episodes.broken_by(position), position % self.capacity))
+        self.priorities.admit(episodes.add(position, ends))
 
     def cut_off(self, lanes: Sequence[int]) -> None:
         """The running episodes of these lanes go no further: their newest rows become boundaries."""

@@ -250,21 +250,16 @@ class Store:
         found: np.ndarray = (number - np.append(0, ends)[lane]) * self.lanes + lane
         return found
 
-    def position(self, place: np.ndarray) -> np.ndarray:
-        """step * lanes + lane of the rows at these places: neighbours in time are `lanes` apart."""
-        if self._counts is None:
-            oldest = self.total - len(self)
-            return np.asarray(oldest + (place - oldest) % self.capacity)
-        lane, slot = place % self.lanes, place // self.lanes
-        newest = self._counts[lane] - 1
-        return np.asarray((newest - (newest - slot) % self.slots) * self.lanes + lane)
-
     def newer(self, place: np.ndarray) -> np.ndarray:
         """[M] steps that the lanes have after those at these places."""
-        if self._counts is None:
-            newest = self.total - self.lanes + place % self.lanes
-            return np.asarray((newest - self.position(place)) // self.lanes)
-        return np.asarray(self._counts[place % self.lanes] - 1 - self.position(place) // self.lanes)
+        count = self.total // self.lanes if self._counts is None else self._counts[place % self.lanes]
+        return np.asarray((count - 1 - place // self.lanes) % self.slots)
+
+    def position(self, place: np.ndarray) -> np.ndarray:
+        """step * lanes + lane of the rows at these places: neighbours in time are `lanes` apart."""
+        lane = place % self.lanes
+        count = self.total // self.lanes if self._counts is None else self._counts[lane]
+        return np.asarray((count - 1 - self.newer(place)) * self.lanes + lane)
 
     def history(self, lane: int) -> np.ndarray:
         """Where the steps of a lane are, from the oldest to the newest."""

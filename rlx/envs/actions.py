@@ -18,13 +18,14 @@ def box_scale(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return (high - low) / 2, (high + low) / 2, np.where(bounded, low.dtype.type(1), low.dtype.type(np.inf))
 
 
-def to_env_units(space: spaces.Space) -> Callable[[np.ndarray], Any]:
+def to_env_units(space: spaces.Space[Any]) -> Callable[[np.ndarray], Any]:
     """The map from the learner's actions to those of an env with this action space."""
     if isinstance(space, spaces.Box):
         half, middle, limit = box_scale(space.low.ravel(), space.high.ravel())
 
         def scale(action: np.ndarray) -> np.ndarray:
-            return (np.minimum(np.maximum(action, -limit), limit) * half + middle).reshape((-1, *space.shape))
+            scaled: np.ndarray = np.minimum(np.maximum(action, -limit), limit) * half + middle
+            return scaled.reshape((-1, *space.shape))
 
         return scale
     if isinstance(space, spaces.Discrete):
@@ -41,7 +42,8 @@ def unscaled(action: np.ndarray, spec: Spec) -> np.ndarray:
     if spec.discrete:
         return action
     half, middle, limit = box_scale(low, high)
-    return np.clip(action, -limit, limit) * half + middle
+    scaled: np.ndarray = np.clip(action, -limit, limit) * half + middle
+    return scaled
 
 
 def random_actions(spec: Spec, n: int, rng: np.random.Generator) -> np.ndarray:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+import rlx
 from rlx.algos.dt import DT, Activation, DTConfig, dt_loss, visible, warmup
 from rlx.errors import UserError
 from rlx.nn import AdamW
@@ -389,3 +391,10 @@ def test_options_are_refused_that_are_none_or_impossible() -> None:
         make().set_options({"lr": 1.0})
     with pytest.raises(UserError, match=r"algo\.target_return must be finite"):
         make().set_options({"target_return": math.nan})
+
+
+def test_transformed_rewards_are_refused(tmp_path: Path) -> None:
+    chosen = ("algo=dt", "env=pendulum", "dataset=random", "dataset.size=60", "reward=scale", "reward.scale=0.1")
+    with pytest.raises(UserError, match=r"algo=dt is told returns in the env's units; use reward=identity\."):
+        rlx.train(*chosen, run_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -18,6 +18,13 @@ PAPERS: dict[str, tuple[str, dict[str, object]]] = {
          "algo.actor_lr": 3e-4, "algo.critic_lr": 3e-4, "algo.policy_delay": 2, "algo.tau": 0.005,
          "algo.normalize_obs": True, "schedule.kind": Kind.constant},
     ),
+    "dt_paper": (
+        "arXiv:2106.01345; kzl/decision-transformer gym/experiment.py, training/seq_trainer.py",
+        {"trainer.max_updates": 100_000, "trainer.eval_episodes": 100, "algo.context": 20, "algo.width": 128,
+         "algo.layers": 3, "algo.heads": 1, "algo.dropout": 0.1, "algo.batch_size": 64, "algo.lr": 1e-4,
+         "algo.warmup_updates": 10_000, "algo.weight_decay": 1e-4, "algo.max_grad_norm": 0.25,
+         "algo.return_scale": 1000.0, "algo.normalize_obs": True, "schedule.kind": Kind.constant},
+    ),
     "iql_paper": (
         "arXiv:2110.06169; ikostrikov/implicit_q_learning configs/mujoco_config.py, train_offline.py",
         {"trainer.max_updates": MILLION, "algo.actor_decay_updates": MILLION, "algo.expectile": 0.7, "algo.beta": 3.0,

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rlx.data.rollout import RolloutBuffer
-from rlx.types import Spec
+from rlx.types import Box, Spec
 
 BOX = Spec("x", (3,), "float32", "box", (2,), (-1.0,) * 2, (1.0,) * 2)
 DISCRETE = Spec("x", (2, 2, 1), "uint8", "discrete", (), action_sizes=(3,))
@@ -67,3 +67,35 @@ def test_episodes_that_were_lost_are_cut_off() -> None:
     buffer.cut_off([0, 1])
     (rollout,) = buffer.sample(1, 1)
     assert rollout.truncated.tolist() == [[0, 0], [0, 0], [1, 0]]  # what terminated is not truncated as well
+
+
+def test_what_the_actor_remembered_is_part_of_the_rollout() -> None:
+    buffer, twin = RolloutBuffer(4, 2, BOX), RolloutBuffer(4, 2, BOX)
+    memory = np.arange(6, dtype=np.float32).reshape(2, 3)
+    buffer.carry = (memory, torch.ones(2, dtype=torch.int64))
+    memory += 1  # of the runner, which goes on
+    fill(buffer, 2)
+    twin.load_tensors({k: v.clone() for k, v in buffer.tensors().items()})
+    for one in (buffer, twin):
+        (rollout,) = one.sample(1, 1)
+        assert rollout.carry[0].tolist() == [[0, 1, 2], [3, 4, 5]]
+        assert rollout.carry[1].tolist() == [1, 1]
+    (plain,) = RolloutBuffer(4, 2, BOX).sample(1, 1)
+    assert plain.carry == ()
+
+
+def test_dict_observations() -> None:
+    boxes = (("pixels", Box((1, 2, 2), "uint8")), ("state", Box((3,), "float32")))
+    spec = BOX._replace(obs_shape=(), boxes=boxes)
+    buffer, twin = RolloutBuffer(4, 2, spec), RolloutBuffer(4, 2, spec)
+    for t in range(3):
+        obs, after = ({n: np.full((2, *b.shape), x, b.dtype) for n, b in boxes} for x in (t, t + 1))
+        buffer.add(obs, np.zeros((2, 2)), np.zeros(2), after, np.zeros(2), np.zeros(2))
+    assert {"obs.pixels", "next_obs.state"} <= buffer.tensors().keys()
+    twin.load_tensors(buffer.tensors())
+    for one in (buffer, twin):
+        (rollout,) = one.sample(1, 1)
+        assert rollout.obs["pixels"].shape == (3, 2, 1, 2, 2)
+        assert rollout.obs["pixels"].dtype == torch.uint8
+        assert rollout.obs["state"][:, 0, 0].tolist() == [0, 1, 2]
+        assert rollout.next_obs["state"][:, 1, 2].tolist() == [1, 2, 3]

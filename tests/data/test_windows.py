@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlx.data import TransitionDataset, WindowSampler, sample_trajectory_windows
+from rlx.data import TransitionDataset, WindowReader, WindowSampler, sample_trajectory_windows
 from rlx.errors import UserError
+from rlx.learner import AlgoConfig, Learner
+from rlx.nn import Optimizer
+from rlx.types import Windows
 
 
 def dataset(lengths):
@@ -75,3 +81,61 @@ def test_sampling_depends_on_the_generator_alone():
 def test_impossible_windows(length, pad, expected):
     with pytest.raises(UserError, match=expected):
         WindowSampler(dataset([3]), length, pad=pad)
+
+
+def test_a_reader_draws_every_row_alike_and_resumes_exactly():
+    data = dataset([5, 8, 1])
+    reader, twin = WindowReader(data, 3, seed=0), WindowReader(data, 3, seed=1)
+    assert reader.ready
+    batches = list(reader.sample(2000, 2))
+    assert [batch.obs.shape for batch in batches] == [(2000, 3, 2)] * 2
+    places = torch.cat([batch.timestep[:, 0] + 20 * batch.obs[:, 0, 0].long() for batch in batches])
+    full = torch.cat([batch.mask[:, 0] for batch in batches]) > 0
+    counts = places[full].unique(return_counts=True)[1]  # of windows that nothing had to be padded in
+    assert len(counts) == 3 + 6
+    assert counts.float().mean().item() == pytest.approx(4000 / 14, rel=0.1)
+    twin.load_state(json.loads(json.dumps(reader.state())))
+    for a, b in zip(reader.sample(4, 3), twin.sample(4, 3), strict=True):
+        assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def test_dict_observations_become_dicts_of_windows():
+    data = dataset([4])
+    data.obs = {"a": data.obs, "b": data.obs[:, :1] + 10}
+    window = WindowSampler(data, 2).at(np.array([1]))
+    assert window.obs["a"].tolist() == [[[0, 1], [0, 2]]]
+    assert window.obs["b"].tolist() == [[[10], [10]]]
+
+
+@dataclass
+class ClonerConfig(AlgoConfig):
+    _target_: str = "test_windows.Cloner"
+    name: str = "cloner"
+
+
+class Cloner(Learner):
+    """Regresses the actions of windows of four rows on their observations; shows that windows reach a learner."""
+
+    reads = Windows
+    window = 4
+    regimes = ("offline",)
+
+    def __init__(self, cfg, spec):
+        super().__init__(cfg, spec)
+        self.policy = torch.nn.Linear(spec.obs_dim, spec.action_dim)
+        self.optimizers = {"actor": Optimizer(self.policy.parameters(), lr=1e-2)}
+
+    def act(self, obs, explore):
+        with torch.no_grad():
+            return self.policy(obs).tanh()
+
+    def update(self, batch):
+        assert isinstance(batch, Windows)
+        assert batch.obs.shape[:2] == (self.cfg.batch_size, 4)
+        error = (self.policy(batch.obs).tanh() - batch.action).pow(2).mean(-1)
+        loss = (error * batch.mask).sum() / batch.mask.sum()
+        self.optimizers["actor"].zero_grad()
+        loss.backward()
+        self.optimizers["actor"].step()
+        self.updates += 1
+        return {"loss/actor": loss.detach()}

@@ -19,7 +19,9 @@ from rlx.types import Spec
 
 pytestmark = pytest.mark.learning
 
+MIXED = "rlx/pendulum/mixed-v0"
 PENDULUM = Spec("Pendulum-v1", (3,), "float32", "box", (1,), (-2.0,), (2.0,), episode_limit=200)
+# as conf/algo_env/dt_pendulum.yaml, without its schedule
 SETTINGS: dict[str, Any] = {"context": 5, "width": 32, "layers": 2, "dropout": 0.0, "lr": 3e-3, "warmup_updates": 100,
                             "max_grad_norm": 1.0}  # fmt: skip
 UPDATES = 1500
@@ -32,7 +34,7 @@ MARGIN = 500.0  # and by how much it is above that for LOW
 
 def learned(seed: int = 0) -> DT:
     """Learning without a trainer: windows in, updates out."""
-    data = load_transition_dataset("rlx/pendulum/mixed-v0")
+    data = load_transition_dataset(MIXED)
     torch.manual_seed(seed)
     learner = DT(DTConfig(**SETTINGS), PENDULUM)
     mean, std = data.obs_statistics()
@@ -70,11 +72,11 @@ def test_it_earns_what_it_is_asked_for() -> None:
 
 
 def test_the_command_line_asks_for_returns(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """From the dataset to an evaluation that is asked for something else than the run was."""
-    settings = {f"algo.{key}": value for key, value in SETTINGS.items()} | {"algo.target_return": HIGH}
+    """From the dataset to an evaluation that is asked for something else than the run was; with the pair's settings."""
     budget = {"trainer.max_updates": UPDATES, "trainer.eval_interval": 0, "trainer.eval_episodes": 20}
     chosen = ("algo=dt", "env=pendulum", "dataset=minari", "threads=1", "logger=none", "trainer.checkpoint_interval=0")
-    result = rlx.train(*chosen, run_dir=tmp_path / "run", seed=0, **settings, **budget)
+    result = rlx.train(*chosen, run_dir=tmp_path / "run", seed=0, **{"algo.target_return": HIGH}, **budget)
+    assert result.learner.best_return.item() == pytest.approx(load_transition_dataset(MIXED).returns().max())
     high = result.summary["eval_return_mean"]
     assert high > GOOD
     low = rlx.evaluate(tmp_path / "run", episodes=20, target_return=LOW)

@@ -431,7 +431,7 @@ CASES: dict[str, Case] = {
     "journal_hashes_are_gone": Case(state("journal.hashes", []), RESUME),
     "rng_is_garbage": Case(state("rng.python", [3, [1, 2], None]), RESUME),
     "rng_is_gone": Case(state("rng", KeyError), RESUME),
-    "rng_of_actions_is_garbage": Case(state("rng.actions", {"bit_generator": "MT19937"}), RESUME),
+    "rng_of_actions_is_garbage": Case(state("journal.rng", {"bit_generator": "MT19937"}), RESUME),
     "reward_state_is_a_word": Case(state("reward", "x"), RESUME),
     "reward_returns_of_other_envs": Case(state("reward.returns", [1.0] * 5), RESUME),
     "replay_of_more_rows": Case(state("replay.total", 10**15), RESUME),

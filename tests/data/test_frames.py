@@ -1,0 +1,233 @@
+"""Images in a store: what is read is what the env gave, whatever is kept of it."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlx.data.frames import Frames, Packed, stacked_frames
+from rlx.data.replay import Replay, ReplayConfig
+from rlx.types import Box, Spec
+
+SHAPE = (4, 3, 2)
+IMAGE = Spec("x", SHAPE, "uint8", "discrete", (), action_sizes=(3,))
+BOX = Box(SHAPE, "uint8")
+
+
+class Camera:
+    """Numbered frames of one lane, stacked by four; `pad` says what a first stack is filled up with."""
+
+    def __init__(self, lane: int = 0, pad: str = "repeat", shifts: bool = True):
+        self.next_frame, self.lane, self.pad, self.shifts = 0, lane, pad, shifts
+        self.stack: deque[np.ndarray] = deque(maxlen=4)
+        self.reset()
+
+    def frame(self) -> np.ndarray:
+        self.next_frame += 1
+        return np.full(SHAPE[1:], (37 * self.next_frame + 101 * self.lane) % 256, np.uint8)
+
+    def reset(self) -> np.ndarray:
+        first = self.frame()
+        others = {"repeat": [first] * 3, "zeros": [0 * first] * 3, "own": [self.frame() for _ in range(3)]}
+        self.stack.extend([*others[self.pad], first])
+        return self.obs()
+
+    def step(self) -> np.ndarray:
+        if not self.shifts:
+            self.stack.extend([self.frame() for _ in range(4)])
+        self.stack.append(self.frame())
+        return self.obs()
+
+    def obs(self) -> np.ndarray:
+        return np.stack(self.stack)
+
+
+def walk(replay: Replay, cameras: list[Camera], ends: list[list[bool]], lanes: list[int] | None = None) -> list[Any]:
+    """Add steps of all lanes (or of some); what went in, by lane."""
+    seen: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in cameras]
+    for ended in ends:
+        before = [camera.obs() for camera in cameras]
+        after = [camera.step() for camera in cameras]
+        n = len(cameras)
+        replay.add(np.stack(before), np.zeros(n, np.int64), np.zeros(n, np.float32), np.stack(after),
+                   np.array(ended), np.zeros(n, bool), lanes=lanes)  # fmt: skip
+        for lane, camera in enumerate(cameras):
+            seen[lane].append((before[lane], after[lane]))
+            if ended[lane]:
+                camera.reset()
+    return seen
+
+
+def make(capacity: int, lanes: int = 1, stack: int = 4, n_step: int = 1) -> Replay:
+    return Replay(ReplayConfig(capacity=capacity, n_step=n_step), IMAGE, lanes, 0.9, 0, frames={"obs": stack})
+
+
+def check(replay: Replay, seen: list[Any]) -> None:
+    for lane, steps in enumerate(seen):
+        place = replay.store.history(lane)
+        kept = steps[-len(place) :] if len(place) else []
+        column = replay.store.columns["obs"]
+        pair = column.both(place)
+        for found, which in ((column.obs(place), 0), (column.next_obs(place), 1), (pair[0], 0), (pair[1], 1)):
+            assert np.array_equal(found.numpy(), np.array([step[which] for step in kept]).reshape(found.shape))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lanes=st.sampled_from([1, 3]),
+    capacity=st.integers(3, 40),
+    stack=st.sampled_from([1, 2, 4]),
+    pad=st.sampled_from(["repeat", "zeros", "own"]),
+    ends=st.lists(st.lists(st.booleans(), min_size=3, max_size=3), min_size=1, max_size=60),
+)
+def test_every_stack_is_the_one_that_went_in(
+    lanes: int, capacity: int, stack: int, pad: str, ends: list[list[bool]]
+) -> None:
+    """At the borders of episodes, of any length, and round the ring."""
+    replay = make(max(capacity, lanes), lanes, stack)
+    seen = walk(replay, [Camera(i, pad) for i in range(lanes)], [row[:lanes] for row in ends])
+    check(replay, seen)
+    assert replay.store.columns["obs"].stack in (stack, 1)  # two by two, a stack that shifts by one does not shift
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    lanes=st.sampled_from([1, 2]),
+    capacity=st.integers(4, 30),
+    other=st.integers(4, 30),
+    cuts=st.lists(st.integers(1, 9), min_size=1, max_size=5),
+    seed=st.integers(0, 99),
+)
+def test_segments_put_images_back(lanes: int, capacity: int, other: int, cuts: list[int], seed: int) -> None:
+    """Written piece by piece, read into a ring of the same size, or of another one."""
+    rng = np.random.default_rng(seed)
+    replay, cameras = make(capacity, lanes), [Camera(i) for i in range(lanes)]
+    seen: list[Any] = [[] for _ in cameras]
+    segments = []
+    for steps in cuts:
+        start = max(segments[-1][1] if segments else 0, replay.oldest)
+        for lane, more in enumerate(walk(replay, cameras, (rng.random((steps, lanes)) < 0.2).tolist())):
+            seen[lane] += more
+        start = max(start, replay.oldest)
+        tensors = {k: v.clone() for k, v in replay.segment(start, replay.total).items()}
+        segments.append((start, replay.total, tensors))
+    needed = [s for s in segments if s[1] > replay.oldest]
+    for size in (capacity, other):
+        if size - size % lanes > replay.total - needed[0][0]:
+            continue  # a larger ring would need what is overwritten
+        twin = make(size, lanes)
+        for start, _, tensors in needed:
+            twin.load_segment(start, tensors)
+        twin.load_state(replay.state())
+        check(twin, seen)
+
+
+def test_an_env_that_does_not_stack_is_kept_whole(caplog: pytest.LogCaptureFixture) -> None:
+    replay = make(20)
+    seen = walk(replay, [Camera(shifts=False)], [[i % 5 == 4] for i in range(13)])
+    assert "kept whole" in caplog.text
+    assert replay.store.columns["obs"].stack == 1
+    check(replay, seen)
+
+
+def test_a_stack_that_breaks_off_later_loses_nothing() -> None:
+    replay, camera = make(12), Camera()
+    (first,) = walk(replay, [camera], [[i % 7 == 6] for i in range(20)])
+    assert replay.store.columns["obs"].stack == 4
+    camera.shifts = False
+    (then,) = walk(replay, [camera], [[False]] * 5)
+    assert replay.store.columns["obs"].stack == 1
+    check(replay, [[*first, *then]])
+    twin = make(12)  # which takes stacks again, until it is told otherwise
+    segments = (replay.segment(replay.oldest, replay.total),)
+    twin.load_segment(replay.oldest, segments[0])
+    twin.load_state(replay.state())
+    check(twin, [[*first, *then]])
+
+
+def test_a_million_stacks_take_a_seventh() -> None:
+    """Of 52.6 GiB: 1,000,000 x 4 x 84 x 84 bytes, twice. Nothing is allocated before it is written to."""
+    spec = Spec("x", (4, 84, 84), "uint8", "discrete", (), action_sizes=(4,))
+    cfg = ReplayConfig(capacity=1_000_000)
+    stacked = Replay(cfg, spec, 1, 0.99, 0, frames={"obs": 4})
+    assert stacked.nbytes < 2 * 1_000_000 * 4 * 84 * 84 / 7
+    assert stacked.nbytes / 2**30 < 6.7
+
+
+def test_memory_grows_with_the_ends_of_episodes_only() -> None:
+    replay = make(400)
+    before = replay.nbytes
+    walk(replay, [Camera()], [[False]] * 400)
+    assert replay.nbytes == before
+    walk(replay, [Camera(pad="zeros")], [[i % 4 == 3] for i in range(400)])
+    assert (
+        before < replay.nbytes < before + 4 * 100 * 2 * 24
+    )  # a first and a last stack of 100 episodes, in powers of 2
+    walk(replay, [Camera()], [[i % 4 == 3] for i in range(4000)])
+    assert replay.nbytes < before + 4 * 100 * 2 * 24  # what is overwritten makes room
+
+
+def test_n_steps_ahead_of_images() -> None:
+    replay = make(20, n_step=3)
+    (seen,) = walk(replay, [Camera()], [[i == 5] for i in range(10)])
+    batch = replay.layout.batch(*replay.read(np.array([0, 4, 5, 8])))
+    assert np.array_equal(batch.obs.numpy(), [seen[i][0] for i in (0, 4, 5, 8)])
+    assert np.array_equal(batch.next_obs.numpy(), [seen[i][1] for i in (2, 5, 5, 9)])
+
+
+class Moving(gym.Env[np.ndarray, np.integer[Any]]):
+    """A camera as an env."""
+
+    def __init__(self, shifts: bool):
+        self.camera = Camera(shifts=shifts)
+        self.observation_space = gym.spaces.Box(0, 255, SHAPE, np.uint8)
+        self.action_space = gym.spaces.Discrete(2)  # type: ignore[assignment]
+        self.steps = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        return self.camera.reset(), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        return self.camera.step(), 0.0, self.steps % 5 == 0, False, {}
+
+
+@pytest.mark.parametrize(("shifts", "stack"), [(True, 4), (False, 1)])
+def test_a_few_steps_tell_how_many_frames_are_stacked(shifts: bool, stack: int) -> None:
+    assert stacked_frames(Moving(shifts), IMAGE) == {"obs": stack}
+
+
+def test_vectors_of_bytes_are_no_stacks() -> None:
+    spec = IMAGE._replace(obs_shape=(6,))
+    replay = Replay(ReplayConfig(capacity=5), spec, 1, 0.9, 0)
+    rows = np.arange(54, dtype=np.uint8).reshape(9, 6)
+    for t in range(8):
+        replay.add(rows[t : t + 1], np.zeros(1), np.zeros(1), rows[t + 1 : t + 2], np.zeros(1), np.zeros(1))
+    place = replay.store.history(0)
+    assert replay.store.columns["obs"].obs(place).tolist() == rows[3:8].tolist()
+    assert replay.store.columns["obs"].next_obs(place).tolist() == rows[4:9].tolist()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"frames": np.zeros((2, 2, 3, 2), np.uint8)},
+        {"whole": np.zeros((1, 4, 3, 3), np.uint8)},
+        {"first": np.array([0, 1, 9], np.int32)},
+        {"final": np.array([0, 0, 0])},
+    ],
+)
+def test_images_that_do_not_fit_are_refused(change: dict[str, np.ndarray]) -> None:
+    good = {"frames": np.zeros((3, 1, 3, 2), np.uint8), "whole": np.zeros((2, *SHAPE), np.uint8)}
+    good |= {"first": np.array([0, -1, -1], np.int32), "final": np.array([-1, -1, 1], np.int32)}
+    Packed(**good).check(BOX, 3)
+    lane, step = np.zeros(3, np.int64), np.arange(3)
+    with pytest.raises(ValueError, match="images"):
+        Frames(BOX, 5, 1, 4).load_segment(lane, step, {k: torch.from_numpy(v) for k, v in (good | change).items()})
