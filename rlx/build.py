@@ -33,9 +33,10 @@ from rlx.config import (
 from rlx.data.dataset import TransitionDataset
 from rlx.data.frames import stacked_frames
 from rlx.data.reader import Reader
-from rlx.data.replay import DatasetReplay, Layout, Replay
+from rlx.data.replay import DatasetReplay, Replay
 from rlx.data.sources import finish
 from rlx.data.specs import NO_ENV, spec_of_dataset
+from rlx.data.store import Layout
 from rlx.data.windows import WindowReader
 from rlx.envs import make_env, make_vector_env, probe, spec_of
 from rlx.envs.factory import EnvConfig
