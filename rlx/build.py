@@ -35,9 +35,10 @@ from rlx.config import (
 from rlx.data.dataset import TransitionDataset
 from rlx.data.frames import stacked_frames
 from rlx.data.reader import Reader
-from rlx.data.replay import DatasetReplay, Layout, Replay
+from rlx.data.replay import DatasetReplay, Replay
 from rlx.data.sources import finish
 from rlx.data.specs import NO_ENV, spec_of_dataset
+from rlx.data.store import Layout
 from rlx.data.windows import WindowReader
 from rlx.envs import make_env, make_vector_env, probe, spec_of
 from rlx.envs.factory import EnvConfig
@@ -262,7 +263,9 @@ def restore_to_act(
     if given.env is not None:
         env_cfg = given.env_config(cfg)
         if not cfg.env.id.startswith(PYTHON):  # how the envs of the run were made says nothing about these
-            env_cfg = replace(env_cfg, kwargs={}, vectorization="auto", step_timeout=None, max_episode_steps=None)
+            env_cfg = replace(
+                env_cfg, kwargs={}, wrappers={}, vectorization="auto", step_timeout=None, max_episode_steps=None
+            )
         check_same_env(learner.spec, env_spec(env_cfg))
         return learner, cfg, make_vector_env(env_cfg, 1 if given.env.single else min(episodes, 10)), given.env.id
     refuse_foreign_env(cfg, trust)

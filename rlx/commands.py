@@ -150,7 +150,8 @@ def sweep(overrides: list[str]) -> int:
         codes.append(report(result))
         if codes[-1] in EXIT_CODES.values():
             sys.exit(codes[-1])  # no further jobs
-        return result.summary["best_eval_return_mean"]
+        best: float | None = result.summary["best_eval_return_mean"]
+        return best
 
     through_hydra(["--multirun", *for_hydra(overrides, sweep=True)], task)
     return max(codes, default=0)

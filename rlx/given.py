@@ -56,10 +56,8 @@ class GivenEnv:
         if self.single:
             return Kept(self.source)
         env = self.source()
-        require(
-            isinstance(env, gym.Env),
-            f"The function given as env made a {type(env).__name__}; it has to make a gymnasium.Env.",
-        )
+        if not isinstance(env, gym.Env):
+            raise UserError(f"The function given as env made a {type(env).__name__}; it has to make a gymnasium.Env.")
         return env
 
     def config(self, cfg: EnvConfig) -> GivenEnvConfig:

@@ -348,6 +348,11 @@ def collect(
     learner, cfg, envs, env_id = restore_to_act(path, trust, env, episodes)
     try:
         check_recordable(env_id)
+        if cfg.env.wrappers and env is None:
+            raise UserError(
+                "collect writes what the env itself gives, and the env.wrappers of this run change that; give an env "
+                "of your own from Python: rlx.collect(RUN, ID, env=...)."
+            )
         if learner.spec.goal is not None or learner.spec.boxes:
             raise UserError(f"{cfg.env.id} has dict observations, which collect cannot write; use another env.")
         with seeded(seed, next(iter(learner.parameters())).device):

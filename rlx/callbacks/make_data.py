@@ -92,6 +92,10 @@ class MakeData(Callback):
     def check(self, trainer: Trainer) -> None:
         if trainer.replay is None:
             raise UserError("callbacks.make_data keeps what a run collects into a replay; use an off-policy algorithm.")
+        if trainer.cfg.env.wrappers:
+            raise UserError(
+                "callbacks.make_data writes what the env itself gives, and env.wrappers change that; leave them out."
+            )
         if trainer.spec.env_id.startswith(PYTHON):
             raise UserError(
                 "callbacks.make_data writes data of registered envs and this one was given from Python; register it "

@@ -8,19 +8,25 @@ from rlx.config.saved import load_config, loggers, read_config, refuse_change, t
 from rlx.config.schemas import GROUPS, Config, learners, register, schemas
 from rlx.config.text import parse
 from rlx.config.trust import (
+    GYMNASIUM,
     PYTHON,
+    WRAPPERS,
     env_modules,
+    imported,
     instantiate,
+    is_users_own,
     module_names,
     needed_trust,
+    plain_wrapper,
     refuse_foreign_env,
     trusted,
 )
 
 __all__ = [
-    "GROUPS", "PYTHON", "Config", "as_text", "as_written", "check", "check_regime", "check_seed", "check_spec",
-    "compose_config", "env_modules", "escaped", "fit_numbers", "for_hydra", "from_values", "instantiate",
-    "learner_class", "learners", "load_config", "loggers", "module_names", "needed_trust", "parse", "read_config",
-    "references", "refuse_change", "refuse_foreign_env", "register", "schemas", "take_trust", "tell_changes",
-    "trusted", "validate", "with_config_dir",
+    "GROUPS", "GYMNASIUM", "PYTHON", "WRAPPERS", "Config", "as_text", "as_written", "check", "check_regime",
+    "check_seed", "check_spec", "compose_config", "env_modules", "escaped", "fit_numbers", "for_hydra",
+    "from_values", "imported", "instantiate", "is_users_own", "learner_class", "learners", "load_config", "loggers",
+    "module_names", "needed_trust", "parse", "plain_wrapper", "read_config", "references", "refuse_change",
+    "refuse_foreign_env", "register", "schemas", "take_trust", "tell_changes", "trusted", "validate",
+    "with_config_dir",
 ]  # fmt: skip

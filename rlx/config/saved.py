@@ -27,7 +27,7 @@ from rlx.config.errors import explain
 from rlx.config.interpolations import as_written, check_reach, escaped, references
 from rlx.config.schemas import GROUPS, REQUIRED, Config, open_dicts, register, targets
 from rlx.config.text import leaves, parse
-from rlx.config.trust import check_env_kwargs, trusted
+from rlx.config.trust import WRAPPERS, check_env_kwargs, is_users_own, plain_wrapper
 from rlx.errors import UserError, shown
 from rlx.files import read_bounded
 
@@ -79,7 +79,9 @@ def load_config(
             if isinstance(cfg[key], DictConfig):
                 OmegaConf.to_container(cfg[key], resolve=True, throw_on_missing=True)
         for place, env in (("env", cfg.env), *(_envs(cfg.dataset, "dataset") if "dataset" in used else ())):
-            check_env_kwargs(OmegaConf.to_container(env, resolve=True).get("kwargs"), place, replaced, trust)  # type: ignore[union-attr]
+            values_of_env: Any = OmegaConf.to_container(env, resolve=True)
+            for key in ("kwargs", "wrappers"):
+                check_env_kwargs(values_of_env.get(key), f"{place}.{key}", replaced, trust)
         if "dataset" in used:
             _check_root(cfg.dataset, "dataset", replaced)
     except (hydra.errors.HydraException, OmegaConfBaseException, ValueError, TypeError, RecursionError) as error:
@@ -139,7 +141,7 @@ def _part(node: Any, group: str, place: str, trust: Sequence[str]) -> Any:
     target, children = node["_target_"], dict(node)
     schema = targets()[group].get(target)
     if schema is None:
-        if not _is_users_own(target, trust):
+        if not is_users_own(target, trust):
             raise _stranger(target, place)
         fits = (cls for cls in targets()[group].values() if {f.name for f in fields(cls)} == set(node))
         schema = next(fits, None) if len(node) > 1 else None  # a class of the user's in the place of one of ours
@@ -149,14 +151,25 @@ def _part(node: Any, group: str, place: str, trust: Sequence[str]) -> Any:
         }
     if group == "dataset" and isinstance(node.get("env"), dict):
         children["env"] = _part(node["env"], "env", f"{place}.env", trust)
+    if group == "env":
+        _check_wrappers(node.get("wrappers"), f"{place}.wrappers", trust)
     for name, child in children.items():
-        if not isinstance(child, DictConfig) and not (group == "dataset" and name == "sources"):
+        checked = (group, name) in (("dataset", "sources"), ("env", "wrappers"))
+        if not isinstance(child, DictConfig) and not checked:
             _refuse_targets(child, f"{place}.{shown(name)}", trust)
     return children if schema is None else OmegaConf.merge(open_dicts(schema), children)
 
 
-def _is_users_own(target: str, trust: Sequence[str]) -> bool:
-    return trusted(target, trust) and not trusted(target, ())
+def _check_wrappers(wrappers: Any, place: str, trust: Sequence[str]) -> None:
+    """Wrappers of a saved env are those of Gymnasium that do no harm, or the user's own."""
+    for name, node in wrappers.items() if isinstance(wrappers, dict) else ():
+        target = node.get("_target_") if isinstance(node, dict) else node
+        if target is None and not isinstance(node, dict):
+            continue
+        if plain_wrapper(str(target)) not in WRAPPERS and not is_users_own(str(target), trust):
+            raise _stranger(target, f"{place}.{shown(name)}")
+        for key, value in node.items() if isinstance(node, dict) else ():
+            _refuse_targets(value, f"{place}.{shown(name)}.{shown(key)}", trust)
 
 
 def _stranger(target: Any, place: str) -> UserError:
@@ -170,7 +183,7 @@ def _refuse_targets(value: Any, place: str, trust: Sequence[str]) -> None:
     """Nothing here is made into an object; what asks for it all the same has to be trusted."""
     if isinstance(value, dict):
         target = value.get("_target_")
-        if target is not None and not _is_users_own(str(target), trust):
+        if target is not None and not is_users_own(str(target), trust):
             raise _stranger(target, place)
     children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for name, child in children:

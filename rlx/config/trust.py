@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import is_dataclass
 from typing import Any
 
@@ -19,6 +19,22 @@ PYTHON = "python:"  # how the id of an env begins that was given as a Python obj
 KWARGS = "env.kwargs"  # what to trust for files in them
 
 BEYOND = re.compile(r"[:/\\~]|^\.")  # in an env's keyword: a path, or a module
+
+
+GYMNASIUM = "gymnasium.wrappers."
+
+# Wrappers of Gymnasium that a config may have: they read and write nothing, run no code of others, and what they
+# remember begins anew with each episode.
+WRAPPERS = frozenset(
+    {
+        "AddRenderObservation", "AddWhiteNoise", "AtariPreprocessing", "ClipAction", "ClipReward", "DelayObservation",
+        "DiscretizeAction", "DiscretizeObservation", "DtypeObservation", "FilterObservation", "FlattenObservation",
+        "FrameStackObservation", "GrayscaleObservation", "MaxAndSkipObservation", "ObstructView", "OrderEnforcing",
+        "PassiveEnvChecker", "RepeatAction", "RescaleAction", "RescaleObservation", "ReshapeObservation",
+        "ResizeObservation", "StickyAction", "TimeAwareObservation",
+    }
+)  # fmt: skip
+FORMER_WRAPPERS = {"FrameStack": "FrameStackObservation", "GrayScaleObservation": "GrayscaleObservation"}
 
 
 def trusted(target: str, trust: Sequence[str]) -> bool:
@@ -59,14 +75,31 @@ def instantiate(node: Any, *args: Any, trust: Sequence[str] = (), **kwargs: Any)
         package = target.partition(".")[0]
         raise UserError(f"_target_={target} is not part of rlx; add trust=[{package}] to allow code from {package}.")
     factory = imported(target)
+    if "trust" in _parameters(factory):
+        kwargs["trust"] = tuple(trust)
     if is_dataclass(OmegaConf.get_type(node)):
-        if "trust" in inspect.signature(factory).parameters:
-            kwargs["trust"] = tuple(trust)
         return factory(OmegaConf.to_object(node), *args, **kwargs)
-    values = OmegaConf.to_container(node, resolve=True)
-    assert isinstance(values, dict)
-    values.pop("_target_")
-    return factory(*args, **{str(k): v for k, v in values.items()}, **kwargs)
+    values: Any = OmegaConf.to_container(node, resolve=True)
+    kwargs |= {str(key): value for key, value in values.items() if key != "_target_"}
+    try:
+        inspect.signature(factory).bind(*args, **kwargs)
+    except TypeError as error:
+        raise UserError(f"_target_={target} does not take what it is given: {shown(error)}.") from error
+    except ValueError:  # written in C, without a signature
+        pass
+    return factory(*args, **kwargs)
+
+
+def _parameters(factory: Any) -> Collection[str]:
+    try:
+        return inspect.signature(factory).parameters.keys()
+    except (TypeError, ValueError):  # it cannot be called, or is written in C
+        return ()
+
+
+def is_users_own(target: str, trust: Sequence[str]) -> bool:
+    """Is it part of a module in `trust`, and not of rlx?"""
+    return trusted(target, trust) and not trusted(target, ())
 
 
 def module_names(trust: str | Sequence[str]) -> tuple[str, ...]:
@@ -95,11 +128,17 @@ def refuse_foreign_env(cfg: DictConfig, trust: tuple[str, ...]) -> None:
         )
 
 
+def plain_wrapper(target: str) -> str:
+    """The name of a wrapper of Gymnasium; other targets as they are."""
+    name = target.removeprefix(GYMNASIUM)
+    return FORMER_WRAPPERS.get(name, name)
+
+
 def check_env_kwargs(kwargs: Any, place: str, replaced: Sequence[str], trust: Sequence[str]) -> None:
-    """An env may read a file or import a module that its keywords name."""
+    """An env may read a file or import a module that its keywords name, and so may a wrapper."""
     if KWARGS in trust:
         return
-    for key, value in leaves(kwargs, f"{place}.kwargs"):
+    for key, value in leaves(kwargs, place):
         if isinstance(value, str) and BEYOND.search(value) and key not in replaced:
             raise UserError(
                 f"The saved config has {shown(key)}={shown(value)}, which may be a file or a module; add "
@@ -109,8 +148,9 @@ def check_env_kwargs(kwargs: Any, place: str, replaced: Sequence[str], trust: Se
 
 def needed_trust(cfg: DictConfig) -> tuple[str, ...]:
     """The modules that whoever uses the run has to trust, as its `_target_`s or its env come from them."""
-    kwargs = leaves(OmegaConf.to_container(cfg.env.kwargs, resolve=False))
-    files = [KWARGS] if any(isinstance(value, str) and BEYOND.search(value) for _, value in kwargs) else []
+    env: Any = OmegaConf.to_container(cfg.env, resolve=False)
+    named = leaves({key: env.get(key) for key in ("kwargs", "wrappers")})
+    files = [KWARGS] if any(isinstance(value, str) and BEYOND.search(value) for _, value in named) else []
     beyond = [value for _, value in leaves(OmegaConf.to_container(cfg, resolve=False)) if isinstance(value, str)]
     resolvers = {"oc.env"} if any("${oc.env:" in value for value in beyond) else set()
     return tuple(dict.fromkeys((*cfg.trust, *env_modules(cfg), *files, *resolvers)))

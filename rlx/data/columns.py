@@ -313,7 +313,8 @@ def _plain(array: Any, where: str) -> Array:
         raise UserError(f"{where} is a single number: expected one row per transition.")
     if 0 in array.shape[1:]:
         raise UserError(f"{where} has shape {tuple(array.shape)}: expected rows with at least one number.")
-    return array
+    plain: Array = array
+    return plain
 
 
 def _one_dimensional(array: Array, where: str) -> Array:

@@ -112,7 +112,8 @@ def at_limit(dataset: TransitionDataset, limit: int | None) -> Array:
     limit = int(lengths.max()) if limit is None else limit
     every = bool((lengths >= limit - 1).all())
     last = stops[lengths >= (limit if not every and (lengths >= limit).any() else limit - 1)] - 1
-    return last[dataset.terminated[last] > 0]
+    ended: Array = last[dataset.terminated[last] > 0]
+    return ended
 
 
 def doubt_terminals(dataset: TransitionDataset, limit: int | None, env_id: str = "the env") -> tuple[bool, str] | None:

@@ -20,6 +20,7 @@ from omegaconf import MISSING
 from rlx.config import PYTHON, trusted
 from rlx.envs.observations import FlattenGoal, boxes_of, with_arrays
 from rlx.envs.vector import AsyncEnvs, EnvFault, NativeEnvs, SyncEnvs, VectorEnv, what_it_did
+from rlx.envs.wrappers import wrap
 from rlx.errors import UserError, nearest, require, shown
 from rlx.fields import check_number, check_numbers, number
 from rlx.system import usable_cpus
@@ -43,6 +44,7 @@ class EnvConfig:
     _target_: str = "rlx.envs.factory.make_vector_env"
     id: str = MISSING  # a registered id, or module:Id to import the module first
     kwargs: dict[str, Any] = field(default_factory=dict)  # passed to gymnasium.make
+    wrappers: dict[str, Any] = field(default_factory=dict)  # around every env, in this order; see rlx.envs.wrappers
     num_envs: int = number(1, least=1)  # environments stepped together
     vectorization: str = "auto"  # sync: in this process, async: a process each, native: the env's own, auto: the faster
     step_timeout: float | None = number(None, above=0)  # seconds for a step or a reset of an async env; null: no limit
@@ -69,7 +71,7 @@ def from_python(cfg: EnvConfig) -> gym.Env:
 def make_env(cfg: EnvConfig, trust: Sequence[str] = (), **kwargs: Any) -> gym.Env:
     """One environment, with observations as arrays; `trust` are the modules that an id may have imported."""
     if cfg.id.startswith(PYTHON):
-        return with_arrays(from_python(cfg))
+        return with_arrays(wrap(from_python(cfg), cfg.wrappers, trust))
     limit = {"max_episode_steps": cfg.max_episode_steps} if cfg.max_episode_steps else {}
     if not re.fullmatch(r"([\w.]+:)?[\w./-]+", cfg.id):
         raise UserError(f"env.id={cfg.id!r} is not an environment id; an example is env.id=Pendulum-v1.")
@@ -106,7 +108,7 @@ def make_env(cfg: EnvConfig, trust: Sequence[str] = (), **kwargs: Any) -> gym.En
         ) from error
     except Exception as error:
         raise _broken(cfg, error) from error
-    return with_arrays(env)
+    return with_arrays(wrap(env, cfg.wrappers, trust))
 
 
 def _broken(cfg: EnvConfig, error: Exception) -> EnvFault:
@@ -115,8 +117,8 @@ def _broken(cfg: EnvConfig, error: Exception) -> EnvFault:
 
 
 def probe(env: gym.Env, cfg: EnvConfig) -> None:
-    """One step, because an env may look at its keywords (if there are any) only then."""
-    if not cfg.kwargs:
+    """One step, because an env may look at its keywords (if there are any) only then, and so may a wrapper."""
+    if not cfg.kwargs and not cfg.wrappers:
         return
     try:
         env.reset(seed=0)
@@ -129,8 +131,9 @@ def probe(env: gym.Env, cfg: EnvConfig) -> None:
 
 
 def _unfit(cfg: EnvConfig, error: Exception) -> UserError:
-    names = ", ".join(map(str, cfg.kwargs)) or "none given"  # without the values, which may come from the environment
-    return UserError(f"env.kwargs ({shown(names)}) do not fit {cfg.id}: {shown(error)}.")
+    parts = {"env.kwargs": ", ".join(map(str, cfg.kwargs)) or "none given", "env.wrappers": ", ".join(cfg.wrappers)}
+    told = " or ".join(f"{key} ({shown(names)})" for key, names in parts.items() if names)  # no values: may be secret
+    return UserError(f"{told} do not fit {cfg.id}: {shown(error)}.")
 
 
 def _unknown(env_id: str, error: Exception) -> str:
@@ -209,9 +212,8 @@ def make_vector_env(cfg: EnvConfig, num_envs: int | None = None, trust: Sequence
         if native is not None:
             return native
         if kind == "native":
-            raise UserError(
-                f"{cfg.id} has no native vector implementation that rlx can use; use env.vectorization=sync."
-            )
+            what = "env.wrappers" if cfg.wrappers else f"{cfg.id}"
+            raise UserError(f"{what} cannot be run by a native vector env; use env.vectorization=sync.")
         few = n <= MOST_ENVS["async"]
         kind = "async" if few and _workers_pay(cfg, n, trust) else "sync"
     if n > MOST_ENVS.get(kind, n):
@@ -248,7 +250,7 @@ def _step_seconds(cfg: EnvConfig, trust: Sequence[str], steps: int = 5) -> float
 def _native(cfg: EnvConfig, n: int) -> VectorEnv | None:
     """The env's own vector implementation, where it has one that can be reset env by env."""
     spec = gym.registry.get(cfg.id)
-    if spec is None or spec.vector_entry_point is None or "jax" in str(spec.vector_entry_point).lower():
+    if cfg.wrappers or spec is None or spec.vector_entry_point is None or "jax" in str(spec.vector_entry_point).lower():
         return None
     kwargs = dict(cfg.kwargs)
     limit = cfg.max_episode_steps or spec.max_episode_steps

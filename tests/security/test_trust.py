@@ -18,7 +18,9 @@ MODULE = """
 import gymnasium
 from rlx.algos.td3 import TD3
 from rlx.callbacks.bus import Callback
+from rlx.config import instantiate
 from rlx.data.sources import roll_out_random
+from omegaconf import OmegaConf
 
 if "Mine-v0" not in gymnasium.registry:
     gymnasium.register("Mine-v0", "gymnasium.envs.classic_control:PendulumEnv", max_episode_steps=30)
@@ -32,6 +34,12 @@ class Mine(Callback):
 
 def load(spec, seed, size):
     return roll_out_random("Pendulum-v1", size, seed).fitted_to(spec)
+
+def read(cfg, spec, seed):
+    return load(spec, seed, cfg.size)
+
+def further(spec, seed, part, trust):
+    return instantiate(OmegaConf.create(part), spec, seed, trust=trust)
 """
 TD3 = ("algo=td3", "~algo_env", "trainer.max_env_steps=60", "trainer.eval_interval=0", "trainer.checkpoint_interval=0")
 
@@ -104,6 +112,40 @@ def test_sources_that_the_user_trusts_within_a_mix(mine: str, tmp_path: Path) ->
     with pytest.raises(UserError, match=r"trust=\["):
         rlx.train(*given, run_dir=tmp_path / "refused")
     run = rlx.train(*given, f"trust=[{mine}]", run_dir=tmp_path / "run").run_dir
+    with pytest.raises(UserError, match=rf"asks for {mine}.load as dataset.sources.own.* trust="):
+        rlx.resume(run, "trainer.max_updates=5")
+    assert rlx.resume(run, "trainer.max_updates=5", trust=(mine,)).summary["updates"] == 5
+
+
+WAYS = {  # a source of the user's own as part of a mix
+    "a choice of their own": ["+dataset@dataset.sources.own=own"],
+    "their function in the place of ours": [
+        "+dataset@dataset.sources.own=random", "dataset.sources.own._target_=MINE.read", "dataset.sources.own.size=60",
+    ],
+    "within a mix of its own": [
+        "+dataset@dataset.sources.own=mix", "~dataset.sources.own.sources.prior", "~dataset.sources.own.ratios.prior",
+        "dataset.sources.own.sources.random.size=60", "+dataset@dataset.sources.own.sources.deep=own",
+        "+dataset.sources.own.ratios.deep=0.5",
+    ],
+    "that makes parts itself": [
+        "+dataset.sources.own={_target_: MINE.further, part: {_target_: MINE.load, size: 60}}",
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_trust_reaches_every_part_of_a_mix(way: str, mine: str, tmp_path: Path) -> None:
+    (tmp_path / "conf" / "dataset").mkdir(parents=True)
+    (tmp_path / "conf" / "dataset" / "own.yaml").write_text(f"_target_: {mine}.load\nsize: 60\n")
+    mix = ("dataset=mix", "~dataset.sources.prior", "~dataset.ratios.prior", "dataset.sources.random.size=60")
+    overrides = [o for o in tiny("offline", "trainer.max_updates=3") if not o.startswith("dataset")]
+    own = [o.replace("MINE", mine) for o in WAYS[way]]
+    given = (*overrides, *mix, *own, "+dataset.ratios.own=0.5")
+    with pytest.raises(UserError, match=rf"trust=\[{mine}\]"):
+        rlx.train(*given, config_dir=tmp_path / "conf", run_dir=tmp_path / "refused")
+    run = rlx.train(*given, config_dir=tmp_path / "conf", trust=[mine], run_dir=tmp_path / "run").run_dir
+    with pytest.raises(UserError, match=r"trust=\["):
+        rlx.resume(run, "trainer.max_updates=5")
     assert rlx.resume(run, "trainer.max_updates=5", trust=(mine,)).summary["updates"] == 5
 
 
@@ -186,3 +228,9 @@ def test_an_allocation_counts_what_is_made() -> None:
     assert counted.used == 400 + 20 + 400
     with pytest.raises(UserError, match="too much"), Allocation(400, "too much"):
         torch.empty(10**12)
+
+
+def test_a_class_of_ones_own_that_lacks_an_argument(mine: str, tmp_path: Path) -> None:
+    own = (f"+callbacks.own={{_target_: {mine}.Mine}}", f"trust=[{mine}]")
+    with pytest.raises(UserError, match=rf"_target_={mine}.Mine does not take what it is given: missing .* 'word'"):
+        rlx.train(*tiny("off_policy", *TD3, *own), run_dir=tmp_path / "run")
