@@ -163,10 +163,9 @@ MUTANTS: dict[str, list[Mutant]] = {
         "algos/ppo.py",
         ("(-cfg.entropy_coef, entropy)", "(cfg.entropy_coef, entropy)", "entropy is a cost"),
         ("(cfg.value_coef, error)", "(1.0, error)", "value_coef is ignored"),
-        ("log_ratio.exp() - 1.0 - log_ratio", "log_ratio.exp() - 1.0 + log_ratio", "not a divergence"),
         ("kl > 1.5 * cfg.target_kl", "kl > 150 * cfg.target_kl", "never stops"),
         ("eps=1e-5)", "eps=1e-3)", "Adam's eps"),
-        ("order = torch.randperm(len(data.obs))", "order = torch.arange(len(data.obs))", "minibatches in order"),
+        ("order = torch.randperm(len(data.action))", "order = torch.arange(len(data.action))", "minibatches in order"),
         ("experience(rollout, self, cfg.gae_lambda)", "experience(rollout, self, 1.0)", "lambda is ignored"),
     )
     + of(
@@ -185,6 +184,10 @@ MUTANTS: dict[str, list[Mutant]] = {
         ("(1.0 - torch.maximum(terminated, truncated))", "(1.0 - terminated)", "advantages leak over truncations"),
         ("decay = discount * lam", "decay = lam", "undiscounted advantages"),
         ("return advantage, advantage + value", "return advantage, advantage", "returns without their baseline"),
+    )
+    + of(
+        "losses.py",
+        ("log_ratio.exp() - 1.0 - log_ratio", "log_ratio.exp() - 1.0 + log_ratio", "not a divergence"),
     ),
     "ppo_lstm": of(
         "algos/ppo_lstm.py",
@@ -362,7 +365,8 @@ MUTANTS: dict[str, list[Mutant]] = {
         ("- self.log_std).detach()", "- self.log_std)", "no gradient beyond the bound"),
         ("DiagGaussian(torch.tanh(self.net(obs)), bounded)", "DiagGaussian(self.net(obs), bounded)", "no tanh"),
         (".sample().clamp_(-1.0, 1.0)", ".sample()", "samples leave the box"),
-        ("plain_mlp(obs, self.net.layers(), self.net.activation)", "self.net(obs)", "dropout when acting"),
+        ("plain_mlp(self.net.encode(obs), self.net.layers(), self.net.activation)", "self.net(obs)",
+         "dropout when acting"),
         ("(-5.0, 2.0)", "(-20.0, 2.0)", "no floor of the std"),
         ("choice.sample() if explore else choice.mode()", "choice.mode()", "no exploration"),
         ("self.log_std.clamp(*self.log_std_range)).sample()", "self.log_std).sample()", "acts with an unbounded std"),
@@ -480,7 +484,7 @@ MUTANTS: dict[str, list[Mutant]] = {
         ("std=0.02", "std=0.2", "weights begin ten times as large"),
     )
     + of(
-        "nn.py",
+        "nn/optim.py",
         ("1.0 - self.lr * self.scale * self.decay", "1.0 - self.decay", "weights decay without the learning rate"),
         ("1.0 - self.lr * self.scale * self.decay", "1.0 - self.lr * self.decay", "the schedule leaves the decay"),
     ),
@@ -493,7 +497,7 @@ MUTANTS: dict[str, list[Mutant]] = {
         (".clamp(max=max_weight)", "", "weights are not bounded"),
         ("loss = -(weight * log_prob)", "loss = (weight * log_prob)", "away from good actions"),
         ("batch.action, q - value)", "batch.action, value - q)", "sign of the advantage"),
-        ("self.value(torch.cat([batch.obs, batch.next_obs]))", "self.value(torch.cat([batch.obs, batch.obs]))",
+        ("torch.cat(both), batch.obs, batch.next_obs)", "torch.cat(both), batch.obs, batch.obs)",
          "the critic bootstraps from this state"),
         (FOLLOW, "polyak(self.targets, self.online, 1.0)", COPIED),
         ("self.cfg.actor_lr * decay", "self.cfg.actor_lr", "no decay"),
@@ -573,7 +577,7 @@ MUTANTS: dict[str, list[Mutant]] = {
         ("loss = -(weight * log_prob)", "loss = (weight * log_prob)", "away from good actions"),
         ("Weighting.softmax: 0.5", "Weighting.softmax: 1.0", "another temperature of softmax"),
         ("sampled = pi.sample().clamp_(-1.0, 1.0)", "sampled = pi.mode()", "V at the mean action"),
-        ("self.critic(torch.cat([obs, obs])", "self.target_critic(torch.cat([obs, obs])", "advantages of the targets"),
+        ("q, value = self.critic(", "q, value = self.target_critic(", "advantages of the targets"),
         (FOLLOW, "polyak(self.targets, self.online, 1.0)", COPIED),
         ("log_std_range=(-6.0, 0.0)", "log_std_range=(-6.0, 2.0)", "another bound of the std"),
         (TARGET, *UNTERMINATED),

@@ -111,9 +111,8 @@ class AWAC(Learner):
         pi = self.policy(obs)
         with torch.no_grad():
             sampled = pi.sample().clamp_(-1.0, 1.0)
-            q, value = (
-                self.critic(map_obs(lambda x: torch.cat([x, x]), obs), torch.cat([action, sampled])).amin(0).chunk(2)
-            )
+            twice = map_obs(lambda x: torch.cat([x, x]), obs)
+            q, value = self.critic(twice, torch.cat([action, sampled])).amin(0).chunk(2)
             advantage = q - value
             weight = awac_weights(advantage, self.temperature, self.cfg.weighting, self.cfg.max_weight)
         loss, metrics = awac_loss(pi.log_prob(action), weight)

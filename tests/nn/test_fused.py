@@ -168,7 +168,7 @@ def test_recorded_policies(
     kind: str, shape: tuple[int, ...], sizes: tuple[int, ...], entropy: float, activation: str
 ) -> None:
     head = ActionHead(
-        Spec("Test-v0", (4,), "float32", kind, shape, action_sizes=sizes), [8, 8], activation, log_std=-0.3
+        4, Spec("Test-v0", (4,), "float32", kind, shape, action_sizes=sizes), [8, 8], activation, log_std=-0.3
     )
     params = moved(head)
     obs, weight = torch.randn(7, 4), torch.randn(7)

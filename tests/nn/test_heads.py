@@ -118,17 +118,17 @@ def test_policy_starts_near_uniform_and_acts_in_its_space():
     torch.manual_seed(0)
     obs = torch.randn(50, 4)
     with torch.no_grad():
-        assert ActionHead(spec_of("discrete"), [64, 64])(obs).entropy().mean() > 0.999 * math.log(3)
-        assert ActionHead(spec_of("box"), [64, 64])(obs).mode().abs().max() < 0.1
+        assert ActionHead(4, spec_of("discrete"), [64, 64])(obs).entropy().mean() > 0.999 * math.log(3)
+        assert ActionHead(4, spec_of("box"), [64, 64])(obs).mode().abs().max() < 0.1
         for kind, shape in {"box": (50, 2), "discrete": (50,), "multi_discrete": (50, 2)}.items():
-            policy = ActionHead(spec_of(kind), [8])
+            policy = ActionHead(4, spec_of(kind), [8])
             assert policy.act(obs, explore=True).shape == policy.act(obs, explore=False).shape == shape
             torch.testing.assert_close(policy.act(obs, explore=False), policy(obs).mode())
 
 
 def test_heads_name_the_activations_there_are():
     with pytest.raises(UserError, match="activation 'gelu'; choose one of relu, tanh, elu"):
-        ActionHead(spec_of("box"), [8], "gelu")
+        ActionHead(4, spec_of("box"), [8], "gelu")
 
 
 def test_state_values():
