@@ -98,7 +98,7 @@ class DQN(Learner):
         action = self.q(self.normalize(obs)).argmax(-1)
         if not explore:
             return action
-        at_random = torch.rand(len(obs), device=obs.device) < self.epsilon
+        at_random = torch.rand(len(action), device=action.device) < self.epsilon
         return torch.where(at_random, torch.randint_like(action, self.spec.action_dim), action)
 
     def update(self, batch: Batch) -> Metrics:

@@ -142,8 +142,8 @@ def test_a_learner_learns_its_encoder_and_acts(name: str, obs: Spec) -> None:
     after = learner.state_dict()
     still = [k for k, before in kernels.items() if torch.equal(before, after[k])]
     assert not still
-    acted = learner.actor.act(images(spec, 3), (), explore=False)
-    assert acted.action.shape == (3, *spec.action_shape)
+    for explore in (False, True):
+        assert learner.actor.act(images(spec, 3), (), explore).action.shape == (3, *spec.action_shape)
 
 
 def test_statistics_are_for_vectors() -> None:
