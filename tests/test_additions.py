@@ -85,6 +85,24 @@ class Counting(LocalCollector):
         return super().collect(n)
 """
 
+ENCODER = """
+from torch import nn
+
+used = 0
+
+
+class Features(nn.Module):
+    def __init__(self, spec, width):
+        super().__init__()
+        self.dim = width
+        self.layer = nn.Linear(spec.obs_dim, width)
+
+    def forward(self, obs):
+        global used
+        used += 1
+        return self.layer(obs).relu()
+"""
+
 DATASET = """
 from rlx.data.sources import roll_out_random
 
@@ -156,6 +174,7 @@ TOYS = {
         "collector", COLLECTOR, "defaults: [/schema/collector/local@_here_, _self_]\n_target_: MODULE.Counting\n",
         ("collector=toy",),
     ),
+    "encoder": Toy("encoder", ENCODER, "_target_: MODULE.Features\nwidth: 7\n", ("encoder=toy",)),
     "dataset": Toy("dataset", DATASET, "_target_: MODULE.load\nsize: 100\n", ("dataset=toy",), "offline"),
     "callback": Toy(
         "callbacks", CALLBACK, "toy: {_target_: MODULE.Greet, word: hello}\n", ("callbacks=[default,toy]",)
