@@ -51,7 +51,7 @@ class Layout:
         self.has_returns = mc_return
         self._discrete = spec.discrete
         self.successor = slice(self.slices["reward"].stop, self.slices["terminated"].stop)  # next_obs and terminated
-        self._views = {
+        self.views = {  # by kind, of the boxes in the rows: name, columns, shape
             kind: [(name, self.slices[self.key(kind, name)], spec.obs[name].shape) for name in inside]
             for kind in ("obs", "next_obs")
         }
@@ -90,7 +90,7 @@ class Layout:
         if self._is_vector:
             return rows[:, self.slices[kind]]
         parts = {name: pair[kind == "next_obs"] for name, pair in apart.items()}
-        for name, columns, shape in self._views[kind]:
+        for name, columns, shape in self.views[kind]:
             parts[name] = rows[:, columns].reshape(-1, *shape)
         return {name: parts[name] for name in self.spec.obs} if self.spec.boxes else parts[OBS]
 
@@ -308,22 +308,16 @@ class Store:
     def _write(
         self, at: Any, obs: Any, action: Any, reward: Any, next_obs: Any, terminated: Any, truncated: Any, returns: Any
     ) -> None:
-        m, slices = len(reward), self.layout.slices
-        fields: dict[str, Any] = {
-            "action": action.reshape(m, -1),
-            "reward": reward[:, None],
-            "terminated": terminated[:, None],
-            "truncated": truncated[:, None],
-            "discount": self.discount,
-        }
+        m, slices, rows = len(reward), self.layout.slices, self.rows
+        rows[at, slices["action"]] = action.reshape(m, -1)
+        for name, value in (("reward", reward), ("terminated", terminated), ("truncated", truncated)):
+            rows[at, slices[name].start] = value
+        rows[at, slices["discount"].start] = self.discount
         if self.layout.has_returns:  # not known while an episode goes on
-            fields["mc_return"] = -np.inf if returns is None else returns[:, None]
-        for name in self.layout.spec.obs:
-            if name not in self.layout.apart:
-                for kind, value in (("obs", obs), ("next_obs", next_obs)):
-                    fields[self.layout.key(kind, name)] = self.layout.part(value, name).reshape(m, -1)
-        for name, value in fields.items():
-            self.rows[at, slices[name]] = value
+            rows[at, slices["mc_return"].start] = -np.inf if returns is None else returns
+        for kind, value in (("obs", obs), ("next_obs", next_obs)):
+            for name, columns, _ in self.layout.views[kind]:
+                rows[at, columns] = self.layout.part(value, name).reshape(m, -1)
         if self._ended is not None:
             self._ended[at] = np.logical_or(terminated, truncated)
 

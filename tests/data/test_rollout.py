@@ -72,9 +72,9 @@ def test_episodes_that_were_lost_are_cut_off() -> None:
 def test_what_the_actor_remembered_is_part_of_the_rollout() -> None:
     buffer, twin = RolloutBuffer(4, 2, BOX), RolloutBuffer(4, 2, BOX)
     memory = np.arange(6, dtype=np.float32).reshape(2, 3)
+    fill(buffer, 2)
     buffer.carry = (memory, torch.ones(2, dtype=torch.int64))
     memory += 1  # of the runner, which goes on
-    fill(buffer, 2)
     twin.load_tensors({k: v.clone() for k, v in buffer.tensors().items()})
     for one in (buffer, twin):
         (rollout,) = one.sample(1, 1)
