@@ -101,7 +101,8 @@ def samples(*overrides: str, env: str = "pendulum") -> Callable[[], int]:
         from rlx.envs import make_env
 
         reward = attribute("instantiate", "rlx.config")(cfg.reward)
-        replay.connect(make_env(env_cfg), reward)
+        attach = replay.attach_env if hasattr(replay, "attach_env") else replay.connect  # its former name
+        attach(make_env(env_cfg), reward)
     rng = np.random.default_rng(0)
     for step in range(25_000):
         obs, next_obs = rng.standard_normal((2, 4, *spec.obs_shape), np.float32)
