@@ -370,7 +370,8 @@ def _arrays(checkpoints: CheckpointStore, saved: Checkpoint) -> dict[str, Array]
     room = lanes * max(counters["lanes"]) if "lanes" in counters else counters["total"] - saved.segments[0]["start"]
     store: Store | None = None
     for start, tensors in checkpoints.replay_segments(saved):
-        store = store or Store(_layout_of(saved.spec, tensors), room, lanes, 1.0)
+        if store is None:
+            store = Store(_layout_of(saved.spec, tensors), room, lanes, 1.0)
         store.load_segment(start, tensors)
     assert store is not None
     store.load_counters(counters)
