@@ -191,7 +191,7 @@ def parse_flags(arguments: list[str]) -> argparse.Namespace:
     parser = Parser(prog="python -m rlx", add_help=False, allow_abbrev=False)
     parser.add_argument("overrides", nargs="*")
     for names in (("-h", "--help"), ("--hydra-help",), ("--version",), ("-r", "--run"), ("-m", "--multirun"),
-                  ("--resolve",), ("-sc", "--shell-completion")):  # fmt: skip
+                  ("--resolve",), ("--dry-run",), ("-sc", "--shell-completion")):  # fmt: skip
         parser.add_argument(*names, action="store_true")
     parser.add_argument("-c", "--cfg", choices=("job", "hydra", "all"))
     parser.add_argument("-i", "--info", nargs="?", const="all",

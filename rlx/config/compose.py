@@ -31,8 +31,8 @@ UNREADABLE = (
 )  # fmt: skip
 
 
-def compose_config(overrides: Sequence[str]) -> DictConfig:
-    """The config of one run; UserError if the overrides do not fit the tree."""
+def compose_config(overrides: Sequence[str], hydra_too: bool = False) -> DictConfig:
+    """The config of one run; UserError if the overrides do not fit the tree. With `hydra_too`, also Hydra's own."""
     for group in REQUIRED:
         if {f"{group}=null", f"~{group}"} & set(overrides):
             raise UserError(f"A run needs {group}=...; choices: {', '.join(choices(group))}.")
@@ -43,8 +43,9 @@ def compose_config(overrides: Sequence[str]) -> DictConfig:
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         try:
             check_choices(prepared, folders)
-            cfg = compose("config", overrides=prepared)
-            OmegaConf.to_container(cfg, resolve=True)  # interpolations have to lead somewhere
+            cfg = compose("config", overrides=prepared, return_hydra_config=hydra_too)
+            if not hydra_too:
+                OmegaConf.to_container(cfg, resolve=True)  # interpolations have to lead somewhere
         except UNREADABLE as error:
             raise UserError(explain(error, overrides, known_keys(overrides), folders)) from error
     return cfg

@@ -331,12 +331,18 @@ def _number(h5: Any, key: str, file: Path, kinds: str) -> int:
     return int(value)
 
 
-def read_run(path: str) -> TransitionDataset:
+def find_run(path: str) -> Path:
+    """The folder of a run that has checkpoints."""
     if not path:
         raise UserError("No run given for the run dataset: say dataset.path=RUN_FOLDER.")
     folder = expanded(path)
     if not (folder / "checkpoints").is_dir():
         raise UserError(f"{folder}: is not the folder of a run: expected one that holds checkpoints.")
+    return folder
+
+
+def read_run(path: str) -> TransitionDataset:
+    folder = find_run(path)
     with restoring(folder):
         arrays, env_id = read_replay(folder)
     dataset = TransitionDataset.from_dict(arrays, source=str(folder), env_id=env_id)
