@@ -85,7 +85,7 @@ def _schemas_in(names: Sequence[str]) -> Iterator[tuple[ModuleType, type]]:
     for module in (m for name in names for m in _modules(name)):
         for cls in vars(module).values():
             own = inspect.isclass(cls) and cls.__module__ == module.__name__ and is_dataclass(cls)
-            if own and getattr(cls, "_target_", ""):
+            if own and getattr(cls, "_target_", None):
                 yield module, cls
 
 

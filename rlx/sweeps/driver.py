@@ -40,8 +40,8 @@ class Source(Protocol):
         """Will there never be anything to start again?"""
 
     def evaluated(self, job: Job, row: dict[str, Any]) -> str | None:
-        """An evaluation of a running job, from its metrics.jsonl. "paused" or "pruned" has the job save a checkpoint and
-        stop in that state.
+        """An evaluation of a running job, from its metrics.jsonl. To answer "paused" or "pruned" has the job save a
+        checkpoint and stop in that state.
         """
 
     def ended(self, job: Job, ended: Ended) -> None:
@@ -81,7 +81,7 @@ class Running:
 
 
 class Tail:
-    """The rows that a run adds to its metrics.jsonl. A resume cuts the file back; rows seen before are not told again."""
+    """The rows that a run adds to its metrics.jsonl. A resume cuts the file back; no evaluation is told twice."""
 
     def __init__(self, path: Path, cfg: DictConfig | None):
         self.path, self._offset, self._seen = path, 0, -1
@@ -294,7 +294,6 @@ class Driver:
             nonlocal first
             if self.signal is None:
                 self.signal, first = number, time.monotonic()
-                self._interrupted = True
                 for running in list(self.running.values()):
                     self._stop(running, "interrupted")
             elif time.monotonic() - first > ONE_SIGNAL:

@@ -178,14 +178,20 @@ def _values(read: Override, overrides: Sequence[str]) -> list[str]:
 
 def _text(value: Any) -> str:
     """A value of hydra.sweeper.params: a text is in the grammar of the command line, a list is a list."""
-    return value if isinstance(value, str) else literal(OmegaConf.to_object(value) if OmegaConf.is_config(value) else value)
+    return (
+        value
+        if isinstance(value, str)
+        else literal(OmegaConf.to_object(value) if OmegaConf.is_config(value) else value)
+    )
 
 
 def refuse_twice(dimensions: Sequence[Dimension]) -> None:
     names = [dimension.name for dimension in dimensions]
     for dimension in dimensions:
         if dimension.swept and names.count(dimension.name) > 1:
-            raise UserError(f"{dimension.name} is given twice and {shown(dimension.text)} sweeps over it; give it once.")
+            raise UserError(
+                f"{dimension.name} is given twice and {shown(dimension.text)} sweeps over it; give it once."
+            )
 
 
 def compose_hydra(dimensions: Sequence[Dimension], ours: Sequence[str]) -> DictConfig:
@@ -193,7 +199,7 @@ def compose_hydra(dimensions: Sequence[Dimension], ours: Sequence[str]) -> DictC
     check_hydra(ours)
     first = [dimension.override(dimension.values[0]) for dimension in dimensions]
     with naming(", ".join(d.override(d.values[0]) for d in dimensions if d.swept)):
-        hydra = compose_config([*first, *ours], hydra_too=True).hydra
+        hydra: DictConfig = compose_config([*first, *ours], hydra_too=True).hydra
     for group, node in (("launcher", hydra.launcher), ("sweeper", hydra.sweeper)):
         name = hydra.runtime.choices[f"hydra/{group}"]
         if not trusted(str(node.get("_target_")), ()):
