@@ -604,4 +604,4 @@ def test_a_sweep_goes_on_after_a_job_that_failed(tmp_path: Path, data: Path, mon
     overrides = [o for o in faulty("td3", "none", data) if not o.startswith("env.kwargs")]
     code = main(["-m", *overrides, "env.kwargs.at=75", "+env.kwargs.fault=reward nan,none", "hydra.sweep.dir=sweep"])
     assert code == 1
-    assert [p.parent.name for p in tmp_path.glob("sweep/*/summary.json")] == ["1"]
+    assert [p.parent.name for p in tmp_path.glob("sweep/*/summary.json")] == ["001_env.kwargs.fault=none"]
