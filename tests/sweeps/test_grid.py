@@ -41,6 +41,13 @@ def test_values_of_an_override(override: str, expected: list[str]) -> None:
     assert values(override) == expected
 
 
+def test_choices_are_shown_without_quotes_and_escapes(tmp_path: Path) -> None:
+    sweep = Sweep(tmp_path)
+    add_jobs(sweep, [read_dimension("+env.kwargs.t='a,b',c d,[1,2]", [])])
+    assert [job.choices["env.kwargs.t"] for job in sweep.jobs] == ["a,b", "c d", "[1,2]"]
+    assert [read_dimension(job.overrides[0], []).swept for job in sweep.jobs] == [False] * 3
+
+
 def test_a_shuffled_override_has_the_same_values() -> None:
     assert sorted(values("seed=shuffle(range(20))"), key=int) == values("seed=range(20)")
 
