@@ -514,7 +514,8 @@ def test_the_worked_example_works(
 
 KEYS = ["algo", "env", "dataset", "seed", "algo.hidden", "trainer.max_env_steps", "env.id", "callbacks", "run_dir",
         "trust", "env.kwargs", "algo_env", "experiment", "hydra.mode", "hydra.searchpath", "sweep",
-        "hydra/launcher", "hydra.launcher.jobs", "algo._target_", "", "a.b.c", "algo@x", "schedule.targets", "trainer.phases", "threads", "device", "episodes", "id"]  # fmt: skip
+        "hydra/launcher", "hydra.launcher.jobs", "algo._target_", "", "a.b.c", "algo@x",
+        "schedule.targets", "trainer.phases", "threads", "device", "episodes", "id"]  # fmt: skip
 WORDS = ["sac", "pendulum", "npz", "null", "true", "1", "-1", "1e5", "nan", "inf", "[1,2", "{a: 1}", "[]", "{}", "${",
          "${seed}", "${nope:1}", "'", '"', "a=b=c", "ü☃", "\x00", "\udcff", "x" * 5000, "(", "[" * 400, "9" * 5000,
          "\\", " ", "\n", "~", "a:b", "choice(1,2)", "../..", "/", "1,2", "glob(*)", "job", "MULTIRUN",
