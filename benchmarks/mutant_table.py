@@ -309,7 +309,7 @@ MUTANTS: dict[str, list[Mutant]] = {
     )
     + of(
         "nn/norm.py",
-        ("found, MOMENTUM)", "found, 1.0 - MOMENTUM)", "statistics of the last batch"),
+        ("moments, MOMENTUM)", "moments, 1.0 - MOMENTUM)", "statistics of the last batch"),
     ),
     "redq": of(
         "algos/redq.py",
@@ -465,7 +465,7 @@ MUTANTS: dict[str, list[Mutant]] = {
         ("/ query.shape[-1] ** 0.5", "/ 1.0", "attention is not scaled"),
         ("F.dropout(weights, dropout) @", "weights @", "no dropout of attention"),
         ("x = x + F.dropout(self.attend", "x = F.dropout(self.attend", "attention forgets what it reads"),
-        ("torch.tanh(found) if self.squash else found", "found", "actions leave the box"),
+        ("torch.tanh(out) if self.squash else out", "out", "actions leave the box"),
         ("return_to_go / self.cfg.return_scale", "return_to_go", "returns are not scaled"),
         ("return_to_go / self.cfg.return_scale", "0.0 * return_to_go", "returns are not read"),
         ("self.normalize(obs)", "obs", "observations are not standardised"),
@@ -477,7 +477,7 @@ MUTANTS: dict[str, list[Mutant]] = {
         ("left - reward", "left + reward", "the return-to-go grows by the reward"),
         ("left - reward", "left", "the return-to-go stays"),
         ("left - reward", "left - reward / self.learner.cfg.return_scale", "rewards are scaled twice"),
-        ("actions[:, -1] = found", "pass", "its own actions are forgotten"),
+        ("actions[:, -1] = action", "pass", "its own actions are forgotten"),
         ("(timestep >= 0).float()", "torch.ones_like(returns)", "steps before the episode are seen"),
         ("[past[:, 1:], new.unsqueeze(1)]", "[new.unsqueeze(1), past[:, :-1]]", "the newest step comes first"),
         ("returns.max()", "returns.mean()", "the target is the mean of the data"),

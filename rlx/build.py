@@ -208,13 +208,13 @@ def make_replay(
 
 def make_bus(cfg: DictConfig, progress: bool = True) -> CallbackBus:
     """Callbacks, loggers and the schedule on one bus; without `progress`, all but the one that shows it."""
-    found: dict[str, Callback] = {"schedule": instantiate(cfg.schedule, trust=cfg.trust)}
+    callbacks: dict[str, Callback] = {"schedule": instantiate(cfg.schedule, trust=cfg.trust)}
     for group in (cfg.callbacks, loggers(cfg)):
         for name, node in (group or {}).items():
             if node is None or (name == "progress" and not progress):  # callbacks.evaluate=null: as ~callbacks.evaluate
                 continue
-            found[str(name)] = instantiate(node, trust=cfg.trust)
-    return CallbackBus(found)
+            callbacks[str(name)] = instantiate(node, trust=cfg.trust)
+    return CallbackBus(callbacks)
 
 
 def env_spec(cfg: EnvConfig, trust: Sequence[str] = ()) -> Spec:

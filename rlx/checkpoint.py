@@ -228,14 +228,14 @@ def _shapes(data: bytes) -> dict[str, tuple[int, ...]]:
         raise ValueError("the header is longer than the file")
     header = json.loads(data[8:begin], object_pairs_hook=_without_twins)
     header.pop("__metadata__", None)
-    found, spans = {}, []
+    shapes, spans = {}, []
     for name, info in header.items():
         shape, (first, last) = info["shape"], info["data_offsets"]
         if len(shape) > 16 or any(type(n) is not int or not 0 <= n < 2**40 for n in (*shape, first, last)):
             raise ValueError(f"{name!r:.80} has no possible shape")
         if math.prod(shape) * SIZES[info["dtype"]] != last - first or math.prod(max(n, 1) for n in shape) >= 2**48:
             raise ValueError(f"{name!r:.80} is not as large as its shape")
-        found[name] = tuple(shape)
+        shapes[name] = tuple(shape)
         spans.append((first, last))
     at = 0
     for first, last in sorted(spans):
@@ -244,14 +244,14 @@ def _shapes(data: bytes) -> dict[str, tuple[int, ...]]:
         at = last
     if begin + at != len(data):
         raise ValueError("the tensors do not fill the file")
-    return found
+    return shapes
 
 
 def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    entries = dict(pairs)
+    if len(entries) != len(pairs):
         raise ValueError("a name occurs twice")
-    return found
+    return entries
 
 
 def _load(data: bytes) -> dict[str, Tensor]:
@@ -392,17 +392,17 @@ class CheckpointStore:
             try:
                 if path.is_symlink():
                     raise DamagedCheckpoint("it is a link")
-                found = read_folder(path)
-                steps = (found.state.get("trainer") or {}).get("steps")
+                checkpoint = read_folder(path)
+                steps = (checkpoint.state.get("trainer") or {}).get("steps")
                 if steps is not None and path.name != _step_name(steps):
                     raise DamagedCheckpoint(f"it is the checkpoint of step {steps!r:.20}")
-                for segment, data in self._read_segments(found):
+                for segment, data in self._read_segments(checkpoint):
                     _check_rows(segment, data)
             except DamagedCheckpoint as error:
                 log.warning("Checkpoint %s is damaged and passed over: %s.", path.name, error)
                 reasons.append(f"{path.name}: {error}")
                 continue
-            return found
+            return checkpoint
         if not reasons:
             raise UserError(f"{self.folder} holds no checkpoint; give a run that has saved one.")
         raise UserError(

@@ -18,8 +18,8 @@ FIRST = ("algo", "env", "dataset", "reward", "schedule")  # the five groups of t
 def groups(folders: Sequence[Path] = ()) -> list[str]:
     """The config groups that have choices, here or in the user's own config folders."""
     places = [p for folder in (conf_dir(), *folders) for p in folder.iterdir()]
-    found = sorted({p.name for p in places if p.is_dir() and any(p.glob("*.yaml"))})
-    return [g for g in FIRST if g in found] + [g for g in found if g not in FIRST]
+    names = sorted({p.name for p in places if p.is_dir() and any(p.glob("*.yaml"))})
+    return [g for g in FIRST if g in names] + [g for g in names if g not in FIRST]
 
 
 def choices(group: str, folders: Sequence[Path] = ()) -> list[str]:

@@ -239,10 +239,10 @@ class Learner(nn.Module):
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything a checkpoint has to hold of this learner, by name; live tensors, not copies."""
-        found = {f"model.{k}": v for k, v in self.state_dict().items()}
+        tensors = {f"model.{k}": v for k, v in self.state_dict().items()}
         for name, optimizer in self.optimizers.items():
-            found |= {f"optimizer.{name}.{k}": v for k, v in optimizer.tensors().items()}
-        return found
+            tensors |= {f"optimizer.{name}.{k}": v for k, v in optimizer.tensors().items()}
+        return tensors
 
     def load_tensors(self, saved: dict[str, Tensor]) -> None:
         """Copy saved values into the live tensors; names, shapes and dtypes have to be exactly ours."""

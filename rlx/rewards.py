@@ -148,10 +148,10 @@ class RewardTransform:
             if ended is not None:
                 self.running.observe(shaped, ended)
             shaped = np.clip(shaped / self.running.std, -self.cfg.running_clip, self.cfg.running_clip)
-        found: Array = shaped.astype(np.float32)
+        transformed: Array = shaped.astype(np.float32)
         if ended is not None and infos is not None:
-            self._note_returns(found, ended, infos)
-        return found
+            self._note_returns(transformed, ended, infos)
+        return transformed
 
     def state(self) -> dict[str, Any]:
         """For the checkpoint, as JSON; floats survive it exactly."""

@@ -137,8 +137,8 @@ SHARE = 0.8  # of what is free, that a buffer is advised to take
 
 def available_memory() -> int | None:
     """Bytes that this process can still allocate, by all the limits that the system tells of."""
-    found = [free for free in (_of_machine(), _of_control_group(), _of_process()) if free is not None]
-    return min(found) if found else None
+    limits = [free for free in (_of_machine(), _of_control_group(), _of_process()) if free is not None]
+    return min(limits) if limits else None
 
 
 @contextmanager
@@ -280,10 +280,10 @@ def interruptible(run: Interruptible) -> Iterator[None]:
 
 
 def versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "cpu": torch.backends.cpu.get_cpu_capability()}
+    known = {"python": platform.python_version(), "cpu": torch.backends.cpu.get_cpu_capability()}
     for package in ("rlx", "torch", "gymnasium", "numpy", "hydra-core", "minari"):
         try:
-            found[package] = version(package)
+            known[package] = version(package)
         except PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+            known[package] = "not installed"
+    return known

@@ -298,7 +298,7 @@ def evaluate(
     learner, cfg, envs, env_id = restore_to_act(path, trust, env, episodes)
     try:
         learner.set_options(options)
-        found = evaluate_learner(learner, envs, episodes, seed)
+        outcome = evaluate_learner(learner, envs, episodes, seed)
     finally:
         envs.close()
     return {
@@ -308,8 +308,8 @@ def evaluate(
         "episodes": episodes,
         "seed": seed,
         **options,
-        **found.metrics(env_id),
-        "returns": found.returns.tolist(),
+        **outcome.metrics(env_id),
+        "returns": outcome.returns.tolist(),
     }
 
 
@@ -356,14 +356,14 @@ def collect(
         if learner.spec.goal is not None or learner.spec.boxes:
             raise UserError(f"{cfg.env.id} has dict observations, which collect cannot write; use another env.")
         with seeded(seed, next(iter(learner.parameters())).device):
-            found = collect_episodes(LearnerAgent(learner, envs.num_envs), envs, learner.spec, episodes, noise, seed)
+            recorded = collect_episodes(LearnerAgent(learner, envs.num_envs), envs, learner.spec, episodes, noise, seed)
     finally:
         envs.close()
     algo = str(as_written(cfg).algo.name)
     text = f"{counted(episodes, 'episode')} of {algo} on {env_id} with noise {noise}"
-    folder = write_minari(id, found, env_id, storage, algorithm=algo, description=text)
-    returns = [float(e.reward.sum()) for e in found]
-    log.info("%s: %s, return %.1f +- %.1f", folder, counted(sum(len(e.reward) for e in found), "transition"),
+    folder = write_minari(id, recorded, env_id, storage, algorithm=algo, description=text)
+    returns = [float(e.reward.sum()) for e in recorded]
+    log.info("%s: %s, return %.1f +- %.1f", folder, counted(sum(len(e.reward) for e in recorded), "transition"),
              np.mean(returns), np.std(returns))  # fmt: skip
     return folder
 

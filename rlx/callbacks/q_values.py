@@ -88,11 +88,11 @@ class QValues(Callback):
             q_policy = learner.critic(seen.obs, action)
             next_value = learner.critic(seen.next_obs, next_action).mean(0)
         y = td_target(batch.reward, batch.discount, batch.terminated, next_value)
-        found = {
+        metrics = {
             "q_data/mean": q.mean(),
             "q_data/policy_mean": q_policy.mean(),
             "q_data/gap": q_policy.mean() - q.mean(),
             "q_data/spread": q.std(0, unbiased=False).mean(),
             "q_data/td_error": (y - q.mean(0)).abs().mean(),
         }
-        return {name: float(value) for name, value in found.items()}
+        return {name: float(value) for name, value in metrics.items()}

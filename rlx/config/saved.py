@@ -192,14 +192,14 @@ def _refuse_targets(value: Any, place: str, trust: Sequence[str]) -> None:
 
 def _replaced(changes: Sequence[Any]) -> list[str]:
     """The keys of a saved config of which nothing is left once the user's overrides are in."""
-    found: list[str] = []
+    keys: list[str] = []
     for change in changes:
         value = None if change.is_delete() else change.value()
         if isinstance(value, dict):  # it is merged into what is there
-            found += [f"{change.key_or_group}.{key}" for key, _ in leaves(value)]
+            keys += [f"{change.key_or_group}.{key}" for key, _ in leaves(value)]
         else:
-            found.append(str(change.key_or_group))
-    return found
+            keys.append(str(change.key_or_group))
+    return keys
 
 
 def _remove(cfg: DictConfig, key: str) -> None:
@@ -257,16 +257,16 @@ def _check_root(node: Any, place: str, replaced: Sequence[str]) -> None:
 def loggers(cfg: DictConfig) -> dict[str, Any]:
     """The nodes of the loggers; names in them stay as they were typed where they reach beyond the config."""
     text = as_written(cfg)
-    found = {}
+    nodes = {}
     for name, node in (cfg.logger or {}).items():
-        found[str(name)] = copied = copy.deepcopy(node)
+        nodes[str(name)] = copied = copy.deepcopy(node)
         if isinstance(node, DictConfig):
             values: Any = OmegaConf.to_container(text.logger[name], resolve=True)
             for key, value in values.items():
                 is_name = not isinstance(node[key], int | float)  # numbers are shown nowhere
                 if is_name and any("${" in str(leaf) for _, leaf in leaves(value)):
                     copied[key] = escaped(value)
-    return found
+    return nodes
 
 
 # -- resuming --------------------------------------------------------------------------------------------------------

@@ -140,11 +140,11 @@ def _assemble(
     if declared is not None and claim is not None:
         sizes = {column: declared(name) for column, name in names.items()}
         claim(sum(math.prod(s) * d.itemsize for s, d in sizes.values()), memory_needed(sizes, mmap))
-    found = _read_columns(names, files, read)
-    obs, next_obs, reward = found["obs"], found.get("next_obs"), found["reward"]
+    arrays = _read_columns(names, files, read)
+    obs, next_obs, reward = arrays["obs"], arrays.get("next_obs"), arrays["reward"]
     if len(reward) == 0:
         raise UserError(f"{files['reward']} is empty: expected at least one transition.")
-    for column, array in found.items():
+    for column, array in arrays.items():
         if len(array) != len(reward) and (column != "obs" or next_obs is not None):
             raise UserError(f"{files[column]} has {len(array)} rows, expected {len(reward)} as in '{names['reward']}'.")
     if next_obs is not None and (next_obs.shape != obs.shape or next_obs.dtype != obs.dtype):
@@ -153,26 +153,26 @@ def _assemble(
             f"{obs.shape[1:]} and {obs.dtype} as in '{names['obs']}'."
         )
     notes: list[str] = []
-    ends = _marked_ends(found, len(reward))
-    ends_only = "terminated" not in found and "truncated" not in found
-    if "terminated" not in found and ends is not None:
-        found["terminated"] = np.where(ends & ~(found.get("truncated", 0 * reward) > 0), np.float32(1), np.float32(0))
+    ends = _marked_ends(arrays, len(reward))
+    ends_only = "terminated" not in arrays and "truncated" not in arrays
+    if "terminated" not in arrays and ends is not None:
+        arrays["terminated"] = np.where(ends & ~(arrays.get("truncated", 0 * reward) > 0), np.float32(1), np.float32(0))
         notes.append("no terminal flags: an episode that was not truncated counts as terminated")
-    terminated = found["terminated"]
-    flagged = terminated + found.get("truncated", 0) + (0 if ends is None else ends) > 0
+    terminated = arrays["terminated"]
+    flagged = terminated + arrays.get("truncated", 0) + (0 if ends is None else ends) > 0
     continues = None
     if next_obs is not None and (
-        ("truncated" not in found and ends is None) or _doubtful(obs, next_obs, terminated, flagged)
+        ("truncated" not in arrays and ends is None) or _doubtful(obs, next_obs, terminated, flagged)
     ):
         continues = compare_successors(obs, next_obs)
-    truncated = _close_episodes(continues, terminated, found.get("truncated"), ends, notes)
-    columns = (found["action"], reward, terminated, truncated)
+    truncated = _close_episodes(continues, terminated, arrays.get("truncated"), ends, notes)
+    columns = (arrays["action"], reward, terminated, truncated)
     derived = next_obs is None
     if next_obs is None:
         keep, here, there = _successors(len(obs), terminated, truncated, files["obs"], notes)
         obs, next_obs = take(obs, here), take(obs, there)
         columns = columns if keep is None else tuple(column[keep] for column in columns)  # type: ignore[assignment]
-    made_up = derived and len(found["obs"]) == len(found["reward"])
+    made_up = derived and len(arrays["obs"]) == len(arrays["reward"])
     action, reward, terminated, truncated = columns
     key_map = {name: column for column, name in names.items()}
     shuffled = continues is not None and bool(_shuffled(continues, flagged))
@@ -193,17 +193,17 @@ def _read_columns(names: dict[str, str], files: dict[str, str], read: Callable[[
     convert = {"obs": _observation, "next_obs": _observation, "action": _action, "reward": _scalars}
     convert |= {"ids": _numbers}
     order = sorted(names, key=list({**convert, **ALIASES}).index)  # the large ones first
-    found: dict[str, Any] = {}
+    columns: dict[str, Any] = {}
     with ThreadPoolExecutor(1) as pool:
         checks = []
         for column in order:
             array = _plain(read(names[column]), files[column])
-            found[column] = convert.get(column, _flags)(array, files[column])
-            if found[column].dtype.kind == "f":
-                checks.append(pool.submit(_finite, found[column], files[column]))
+            columns[column] = convert.get(column, _flags)(array, files[column])
+            if columns[column].dtype.kind == "f":
+                checks.append(pool.submit(_finite, columns[column], files[column]))
         for check in checks:
             check.result()
-    return found
+    return columns
 
 
 def memory_needed(sizes: dict[str, tuple[tuple[int, ...], np.dtype[Any]]], mmap: bool = False) -> int:
@@ -242,18 +242,18 @@ def claim_memory(source: str) -> Claim:
 
 def map_keys(keys: Collection[str], source: str) -> dict[str, str]:
     """Column -> the key that holds it; exactly one key for each, and the required ones present."""
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for column, aliases in ALIASES.items():
         present = [name for name in aliases if name in keys]
         if len(present) > 1:
             listed = " and ".join(f"'{name}'" for name in present)
             raise UserError(f"{source}: the keys {listed} both mean '{column}': expected one, so remove the others.")
         if present:
-            found[column] = present[0]
+            names[column] = present[0]
     for column in REQUIRED:
-        if column not in found and (column != "terminated" or not found.keys() & set(MARKERS)):
+        if column not in names and (column != "terminated" or not names.keys() & set(MARKERS)):
             raise UserError(_missing(column, keys, source))
-    return found
+    return names
 
 
 def _missing(column: str, keys: Collection[str], source: str) -> str:
@@ -381,16 +381,16 @@ def _finite(array: Any, where: str) -> None:
             raise UserError(f"{where} holds {value} in row {rows.start + odd[0][0]}: expected finite float32 numbers.")
 
 
-def _marked_ends(found: dict[str, Any], length: int) -> Array | None:
+def _marked_ends(arrays: dict[str, Any], length: int) -> Array | None:
     """[N] where the file's own markers end an episode; None if it has none."""
     ends = np.zeros(length, dtype=bool)
-    if "ends" in found:
-        ends |= found["ends"] > 0
-    if "starts" in found:
-        ends[:-1] |= found["starts"][1:] > 0
-    if "ids" in found:
-        ends[:-1] |= found["ids"][1:] != found["ids"][:-1]
-    if not found.keys() & {"ends", "starts", "ids"}:
+    if "ends" in arrays:
+        ends |= arrays["ends"] > 0
+    if "starts" in arrays:
+        ends[:-1] |= arrays["starts"][1:] > 0
+    if "ids" in arrays:
+        ends[:-1] |= arrays["ids"][1:] != arrays["ids"][:-1]
+    if not arrays.keys() & {"ends", "starts", "ids"}:
         return None
     ends[-1] = True
     return ends
@@ -417,21 +417,21 @@ def _close_episodes(
 
 def compare_successors(obs: Any, next_obs: Any) -> Array:
     """[N] is a row's next_obs the obs of the row after it? Not for the last one, which has none."""
-    found = np.ones(len(obs), dtype=bool)
-    found[-1] = False
+    continues = np.ones(len(obs), dtype=bool)
+    continues[-1] = False
     for part in chunks(obs):
-        found[_broken_rows(obs, next_obs, part.start, part.stop)] = False
+        continues[_broken_rows(obs, next_obs, part.start, part.stop)] = False
     if obs.dtype == np.uint8:
-        return found
-    broken = np.flatnonzero(~found[:-1])  # usually the ends of episodes; rounding may have made more of them
+        return continues
+    broken = np.flatnonzero(~continues[:-1])  # usually the ends of episodes; rounding may have made more of them
     if len(broken) > 1:
         step = max(1, CHUNK // (4 * math.prod(obs.shape[1:])))
         spread = np.std(obs[broken[:step] + 1], axis=0, dtype=np.float64) * CLOSE
         for start in range(0, len(broken), step):
             rows = broken[start : start + step]
             close = np.abs(next_obs[rows].astype(np.float64) - obs[rows + 1]) <= spread
-            found[rows[close.reshape(len(rows), -1).all(1)]] = True
-    return found
+            continues[rows[close.reshape(len(rows), -1).all(1)]] = True
+    return continues
 
 
 def _broken_rows(obs: Any, next_obs: Any, start: int, stop: int) -> Array:

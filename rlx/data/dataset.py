@@ -162,15 +162,15 @@ class TransitionDataset:
         give some rows only, and so do those in memory besides, so that both can be compared with each other.
         """
         some = np.linspace(0, len(self) - 1, min(len(self), SAMPLED_ROWS)).astype(np.int64)
-        found = {"rows": len(self)}
+        checksums = {"rows": len(self)}
         for name in ("obs", "next_obs", "action", "raw_reward", "terminated", "truncated"):
             column = getattr(self, name)
-            found[f"some {name}"] = zlib.crc32(np.ascontiguousarray(column[some]).data)
+            checksums[f"some {name}"] = zlib.crc32(np.ascontiguousarray(column[some]).data)
             if not on_disk(column):
-                found[name] = 0
+                checksums[name] = 0
                 for rows in chunks(column):  # a view is not copied as a whole
-                    found[name] = zlib.crc32(np.ascontiguousarray(column[rows]).data, found[name])
-        return found
+                    checksums[name] = zlib.crc32(np.ascontiguousarray(column[rows]).data, checksums[name])
+        return checksums
 
     def sample_rows(self, rng: np.random.Generator, batch_size: int, n_batches: int) -> Array:
         """[n_batches, batch_size] rows to learn from; a mixture with shares keeps them exactly in every batch."""

@@ -33,13 +33,13 @@ def vectorised_reward(env: gym.Env[Any, Any], goal_dim: int) -> Callable[..., An
     compute: Callable[..., Any] | None = getattr(env.unwrapped, "compute_reward", None)
     goals = np.zeros((2, goal_dim), np.float32)
     try:
-        found = "there is none" if compute is None else f"two goals give {np.shape(compute(goals, goals, {}))}"
+        answer = "there is none" if compute is None else f"two goals give {np.shape(compute(goals, goals, {}))}"
     except Exception as error:  # a user's code, which was perhaps written for one goal
-        found = f"it fails at two goals ({error})"
-    if found != "two goals give (2,)":
+        answer = f"it fails at two goals ({error})"
+    if answer != "two goals give (2,)":
         raise UserError(
             f"Hindsight asks the env's compute_reward(achieved, desired, info) for the rewards of many goals at once, "
-            f"[n, {goal_dim}] -> [n], but {found}; have it work along the last axis, or use replay=uniform."
+            f"[n, {goal_dim}] -> [n], but {answer}; have it work along the last axis, or use replay=uniform."
         )
     assert compute is not None
     return compute

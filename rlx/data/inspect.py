@@ -104,11 +104,11 @@ def _saturation(dataset: TransitionDataset, spec: Spec | None) -> str:
 
 def _not_finite(dataset: TransitionDataset) -> str:
     """Loading refuses them; this looks again, after a reward transform for example."""
-    found = 0
+    count = 0
     for column in (dataset.obs, dataset.next_obs, dataset.action, dataset.reward):
         if column.dtype.kind == "f":
-            found += sum(int((~np.isfinite(column[rows])).sum()) for rows in chunks(column))
-    return str(found)
+            count += sum(int((~np.isfinite(column[rows])).sum()) for rows in chunks(column))
+    return str(count)
 
 
 def _match(dataset: TransitionDataset, spec: Spec) -> str:

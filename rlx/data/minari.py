@@ -130,8 +130,8 @@ def minari_root(root: str | None = None) -> Path:
 
 
 def local_ids(storage: Path) -> list[str]:
-    found = storage.glob("**/data/metadata.json") if storage.is_dir() else ()
-    return sorted(path.parent.parent.relative_to(storage).as_posix() for path in found)
+    files = storage.glob("**/data/metadata.json") if storage.is_dir() else ()
+    return sorted(path.parent.parent.relative_to(storage).as_posix() for path in files)
 
 
 def _absent(dataset_id: str, storage: Path) -> str:
@@ -188,7 +188,7 @@ def _read_episodes(h5: Any, data: Path, image: tuple[int, ...] | None) -> dict[s
     """All episodes one after the other; `ends` closes those that were stopped without a flag."""
     import h5py
 
-    found: dict[str, list[Array]] = {key: [] for key in ("observations", "next_observations", *STEP_KEYS, "ends")}
+    columns: dict[str, list[Array]] = {key: [] for key in ("observations", "next_observations", *STEP_KEYS, "ends")}
     allowance = Allowance(data)
     if not len(h5):
         raise UserError(f"{data}: holds no episodes, expected at least one.")
@@ -213,9 +213,9 @@ def _read_episodes(h5: Any, data: Path, image: tuple[int, ...] | None) -> dict[s
         arrays |= {"observations": observations[:-1], "next_observations": observations[1:]}
         arrays["ends"] = np.arange(1, steps + 1) == steps
         for key, array in arrays.items():
-            found[key].append(array)
+            columns[key].append(array)
     with readable(data, "Minari episodes of one shape"):
-        return {key: np.concatenate(found.pop(key)) for key in list(found)}
+        return {key: np.concatenate(columns.pop(key)) for key in list(columns)}
 
 
 def _read_obs(episode: Any, data: Path, image: tuple[int, ...] | None, allowance: Allowance) -> Array:
@@ -243,10 +243,10 @@ def _read_images(stored: Any, data: Path, image: tuple[int, ...], allowance: All
         raise UserError(f"{data}: key '{stored.name}' is not a list of JPEG images, as its metadata says.")
     nbytes = len(stored) * math.prod(image)
     allowance.claim(nbytes, COPIES * nbytes)
-    found = np.empty((len(stored), *image), np.uint8)
+    images = np.empty((len(stored), *image), np.uint8)
     for i in range(len(stored)):
-        found[i] = _decode(stored[i], image, f"{data}: key '{stored.name}', row {i},")
-    return found
+        images[i] = _decode(stored[i], image, f"{data}: key '{stored.name}', row {i},")
+    return images
 
 
 def _decode(encoded: Array, shape: tuple[int, ...], where: str) -> Array:
@@ -283,10 +283,10 @@ def _env_id(metadata: dict[str, Any]) -> str | None:
 def _json(text: Any) -> dict[str, Any]:
     """A JSON object inside a JSON string; empty where there is none."""
     try:
-        found = json.loads(text) if isinstance(text, str) else {}
+        value = json.loads(text) if isinstance(text, str) else {}
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def build(dataset_id: str, storage: Path) -> None:

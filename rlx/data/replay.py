@@ -160,8 +160,8 @@ class Replay:
     @property
     def nbytes(self) -> int:
         """Bytes of memory when full."""
-        found = self.store.nbytes + (BYTES * self.capacity if self.hindsight else 0)
-        return found + (Priorities.needed_bytes(self.capacity) if self.priorities else 0)
+        total = self.store.nbytes + (BYTES * self.capacity if self.hindsight else 0)
+        return total + (Priorities.needed_bytes(self.capacity) if self.priorities else 0)
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
@@ -272,10 +272,10 @@ class Replay:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps besides the rows."""
-        found = {**self.store.counters(), "rng": self._rng.bit_generator.state}
+        state = {**self.store.counters(), "rng": self._rng.bit_generator.state}
         for part in (self.priorities, self.hindsight.episodes if self.hindsight else None):
-            found |= part.state() if part is not None else {}
-        return found
+            state |= part.state() if part is not None else {}
+        return state
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Take `state` back, after the rows."""
@@ -288,10 +288,10 @@ class Replay:
 
     def tensors(self) -> dict[str, Tensor]:
         """What changes after a row was written, from the oldest row to the newest; in every full checkpoint."""
-        found = {"mc_return": self.store.returns()} if self.layout.has_returns else {}
+        tensors = {"mc_return": self.store.returns()} if self.layout.has_returns else {}
         if self.priorities is not None:
-            found["priority"] = torch.from_numpy(self.priorities[self.store.in_order()])
-        return found
+            tensors["priority"] = torch.from_numpy(self.priorities[self.store.in_order()])
+        return tensors
 
     def load_tensors(self, saved: Mapping[str, Tensor]) -> None:
         """Take `tensors` back, after the rows and the state."""

@@ -97,8 +97,8 @@ class RolloutBuffer:
 
     def tensors(self) -> dict[str, Tensor]:
         """A rollout that is still being collected."""
-        found = {name: torch.from_numpy(column[: self.size]) for name, column in self._columns.items()}
-        return found | {f"carry.{i}": part for i, part in enumerate(self._carry)}
+        columns = {name: torch.from_numpy(column[: self.size]) for name, column in self._columns.items()}
+        return columns | {f"carry.{i}": part for i, part in enumerate(self._carry)}
 
     def load_tensors(self, saved: Mapping[str, Tensor]) -> None:
         self.size = len(saved["reward"])

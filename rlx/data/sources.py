@@ -259,9 +259,9 @@ def _joined_trajectories(arrays: NpzArrays, file: Path) -> dict[str, Array]:
     for name in names:
         shape, dtype = arrays.declared(name)
         allowance.claim(math.prod(shape) * dtype.itemsize, COPIES * math.prod(shape) * dtype.itemsize)
-    found = {name: arrays[name] for name in names}
-    cuts, terminal = found.pop("indices"), found.pop("terminal")
-    steps = len(found["acts"]) if found["acts"].ndim else 0
+    columns = {name: arrays[name] for name in names}
+    cuts, terminal = columns.pop("indices"), columns.pop("terminal")
+    steps = len(columns["acts"]) if columns["acts"].ndim else 0
     stops = np.append(cuts, steps) if cuts.ndim == 1 and cuts.dtype.kind in "iu" else np.zeros(0)
     if terminal.shape != stops.shape or not steps or (np.diff(stops, prepend=0) <= 0).any():
         raise UserError(
@@ -272,7 +272,7 @@ def _joined_trajectories(arrays: NpzArrays, file: Path) -> dict[str, Array]:
     last[stops - 1] = True
     over = np.zeros(steps, dtype=bool)
     over[stops - 1] = terminal != 0
-    return {**found, "terminated": over, "truncated": last & ~over}
+    return {**columns, "terminated": over, "truncated": last & ~over}
 
 
 def read_pt(path: str) -> TransitionDataset:
@@ -305,21 +305,27 @@ def read_hdf5(path: str, mmap: bool = False) -> TransitionDataset:
 
 def _d3rlpy_episodes(h5: Any, file: Path, allowance: Allowance) -> dict[str, Array]:
     """The arrays per episode that d3rlpy 2 writes, one after the other."""
-    found: dict[str, list[Array]] = {"observations": [], "actions": [], "rewards": [], "terminals": [], "timeouts": []}
+    columns: dict[str, list[Array]] = {
+        "observations": [],
+        "actions": [],
+        "rewards": [],
+        "terminals": [],
+        "timeouts": [],
+    }
     for i in range(_number(h5, "num_episodes", file, "iu")):
         for key in ("observations", "actions", "rewards"):
             array = hdf5_array(h5, f"{key}_{i}", file, allowance, copies=COPIES)
             if not array.ndim:
                 raise UserError(f"{file}: key '{key}_{i}' is a single number: expected one row per transition.")
-            found[key].append(array)
-        last = np.zeros(len(found["rewards"][-1]), dtype=bool)
+            columns[key].append(array)
+        last = np.zeros(len(columns["rewards"][-1]), dtype=bool)
         last[-1:] = True
         terminated = bool(_number(h5, f"terminated_{i}", file, "iufb"))
-        found["terminals"].append(last & terminated)
-        found["timeouts"].append(last & (not terminated))
-    if not found["rewards"]:
+        columns["terminals"].append(last & terminated)
+        columns["timeouts"].append(last & (not terminated))
+    if not columns["rewards"]:
         raise UserError(f"{file}: key 'num_episodes' is 0: expected at least one episode.")
-    return {key: np.concatenate(parts) for key, parts in found.items()}
+    return {key: np.concatenate(parts) for key, parts in columns.items()}
 
 
 def _number(h5: Any, key: str, file: Path, kinds: str) -> int:
