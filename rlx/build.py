@@ -45,13 +45,13 @@ from rlx.envs.factory import EnvConfig
 from rlx.envs.vector import VectorEnv
 from rlx.errors import UserError, shown
 from rlx.given import NOTHING, EnvLike, Given
-from rlx.learner import Allocation, Learner
+from rlx.learner import Learner
 from rlx.nn.encoders import AutoConfig
 from rlx.reporting import counted
 from rlx.restoring import check_like, restoring
 from rlx.rewards import RewardTransform
 from rlx.rng import seeded
-from rlx.system import available_memory, choose_device, enough_memory
+from rlx.system import Allocation, available_memory, choose_device, enough_memory
 from rlx.trainers.trainer import Trainer
 from rlx.types import OBS, Spec, Windows
 
@@ -71,8 +71,8 @@ def build(cfg: DictConfig, folder: Path, given: Given = NOTHING, progress: bool 
     collects = any(phase.collect > 0 for phase in phases)
     if collects and not simulator:
         raise UserError("env=none has nothing to collect from; use trainer=offline, or choose an env.")
-    one = given.env is not None and given.env.single
-    if one and collects:
+    single = given.env is not None and given.env.single
+    if single and collects:
         raise UserError(
             f"A run that collects has envs to learn in and others to evaluate in, and one {env_cfg.id} was given; "
             "give a function that makes them: env=lambda: MyEnv()."
@@ -104,7 +104,7 @@ def build(cfg: DictConfig, folder: Path, given: Given = NOTHING, progress: bool 
         reward,
         folder,
         collector=collector,
-        eval_envs=make_vector_env(env_cfg, 1 if one else min(cfg.trainer.eval_episodes, 10), cfg.trust)
+        eval_envs=make_vector_env(env_cfg, 1 if single else min(cfg.trainer.eval_episodes, 10), cfg.trust)
         if simulator
         else None,
         replay=replay,
@@ -241,7 +241,7 @@ def restore_learner(path: str | Path, trust: tuple[str, ...]) -> tuple[Learner, 
         check_spec(cfg, saved.spec)
         tensors = saved.tensors["learner"]
         limit = 2 * sum(tensor.nbytes for tensor in tensors.values()) + 2**26  # which all of the learner's are among
-        with Allocation(limit, f"{folder} has a config that asks for larger networks than its tensors are of."):
+        with Allocation(limit, f"The config of {folder} describes larger networks than its tensors are from."):
             learner = make_learner(cfg, saved.spec, trust)
         check_like(saved.state["learner"], learner.counters(), "learner")
         learner.load_tensors(tensors)

@@ -73,7 +73,7 @@ class DamagedCheckpoint(Exception):
 
 
 @dataclass
-class Checkpoint:
+class CheckpointData:
     """What is in a checkpoint folder, in memory."""
 
     config: str  # YAML
@@ -86,7 +86,7 @@ class Checkpoint:
     @classmethod
     def of(
         cls, cfg: DictConfig, spec: Spec, state: dict[str, Any], tensors: dict[str, dict[str, Tensor]]
-    ) -> Checkpoint:
+    ) -> CheckpointData:
         return cls(OmegaConf.to_yaml(cfg, resolve=False), spec, state, tensors)
 
 
@@ -98,7 +98,7 @@ def _dump(tensors: dict[str, Tensor]) -> bytes:
     return dump_tensors({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
 
 
-def write_folder(checkpoint: Checkpoint, path: Path) -> None:
+def write_folder(checkpoint: CheckpointData, path: Path) -> None:
     """Write a checkpoint folder; it exists completely or not at all."""
     beside = path.with_name(f".{path.name}.writing")
     remove(beside)
@@ -113,7 +113,7 @@ def write_folder(checkpoint: Checkpoint, path: Path) -> None:
     fsync_folder(path.parent)
 
 
-def _write_files(checkpoint: Checkpoint, beside: Path) -> None:
+def _write_files(checkpoint: CheckpointData, beside: Path) -> None:
     beside.mkdir(parents=True)
     state = {**checkpoint.state, "spec": checkpoint.spec._asdict()}
     files = {"config.yaml": checkpoint.config.encode(), "state.json": json.dumps(state).encode()}
@@ -226,7 +226,7 @@ def _shapes(data: bytes) -> dict[str, tuple[int, ...]]:
     begin = 8 + size
     if len(data) < begin:
         raise ValueError("the header is longer than the file")
-    header = json.loads(data[8:begin], object_pairs_hook=_without_twins)
+    header = json.loads(data[8:begin], object_pairs_hook=_without_duplicates)
     header.pop("__metadata__", None)
     shapes, spans = {}, []
     for name, info in header.items():
@@ -247,7 +247,7 @@ def _shapes(data: bytes) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     entries = dict(pairs)
     if len(entries) != len(pairs):
         raise ValueError("a name occurs twice")
@@ -259,7 +259,7 @@ def _load(data: bytes) -> dict[str, Tensor]:
     return load_tensors(data)
 
 
-def read_folder(path: Path) -> Checkpoint:
+def read_folder(path: Path) -> CheckpointData:
     """Read and verify a checkpoint folder; DamagedCheckpoint if anything is missing, changed or malformed."""
     manifest = _read_manifest(path)
     entries = manifest["files"]
@@ -279,7 +279,7 @@ def read_folder(path: Path) -> Checkpoint:
         config = files[at].decode()
     except MALFORMED as error:
         raise DamagedCheckpoint(f"{at} holds what rlx does not write ({_told(error)})") from error
-    return Checkpoint(config, spec, state, tensors, manifest["segments"], path)
+    return CheckpointData(config, spec, state, tensors, manifest["segments"], path)
 
 
 def _spec(raw: dict[str, Any]) -> Spec:
@@ -328,7 +328,7 @@ class CheckpointStore:
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
-    def save_step(self, checkpoint: Checkpoint, steps: int, replay: Replay | None) -> Path:
+    def save_step(self, checkpoint: CheckpointData, steps: int, replay: Replay | None) -> Path:
         """A full checkpoint; `last` points to it afterwards and older ones beyond `keep` go."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if replay is not None:
@@ -341,7 +341,7 @@ class CheckpointStore:
         self._drop_unused_segments()
         return path
 
-    def save_best(self, checkpoint: Checkpoint, steps: int) -> Path:
+    def save_best(self, checkpoint: CheckpointData, steps: int) -> Path:
         """A policy-only checkpoint; `best` points to it afterwards."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"best_{steps:012d}"
@@ -385,7 +385,7 @@ class CheckpointStore:
         """Full checkpoints, newest first."""
         return sorted(_matching(self.folder, STEP), reverse=True)
 
-    def latest(self) -> Checkpoint:
+    def latest(self) -> CheckpointData:
         """The newest checkpoint that is whole, replay included; damaged ones are passed over with a warning."""
         reasons = []
         for path in self.steps():
@@ -410,13 +410,13 @@ class CheckpointStore:
             "start again elsewhere."
         )
 
-    def _read_segments(self, checkpoint: Checkpoint) -> Iterator[tuple[dict[str, Any], bytes]]:
+    def _read_segments(self, checkpoint: CheckpointData) -> Iterator[tuple[dict[str, Any], bytes]]:
         refuse_link(self.folder / "replay")
         for segment in checkpoint.segments:
             _check_room(self.folder / "replay", {segment["name"]: segment["size"]})
             yield segment, _verified(self.folder / "replay" / segment["name"], segment)
 
-    def load_replay(self, checkpoint: Checkpoint, replay: Replay) -> None:
+    def load_replay(self, checkpoint: CheckpointData, replay: Replay) -> None:
         """Put the rows back; later checkpoints add to the segments of this one."""
         self._segments = list(checkpoint.segments)
         if self._segments:
@@ -426,7 +426,7 @@ class CheckpointStore:
         for start, tensors in self.replay_segments(checkpoint):
             replay.load_segment(start, tensors)
 
-    def replay_segments(self, checkpoint: Checkpoint) -> Iterator[tuple[int, dict[str, Tensor]]]:
+    def replay_segments(self, checkpoint: CheckpointData) -> Iterator[tuple[int, dict[str, Tensor]]]:
         """The rows of the replay, verified: the first of each segment, and its tensors."""
         for segment, data in self._read_segments(checkpoint):
             yield segment["start"], _load(data)
@@ -435,7 +435,7 @@ class CheckpointStore:
         """Rows have changed since they were written: the next checkpoint writes all of them."""
         self._segments = []
 
-    def forget_after(self, checkpoint: Checkpoint) -> None:
+    def forget_after(self, checkpoint: CheckpointData) -> None:
         """Remove what a run that died later left behind: newer checkpoints that were damaged, unfinished writes."""
         for path in self.steps():
             if checkpoint.path is not None and path.name > checkpoint.path.name:

@@ -58,7 +58,7 @@ def train(arguments: list[str]) -> int:
         shown = [f"--cfg={flags.cfg}"] if flags.cfg else [f"--info={flags.info}"]
         shown += [f"--package={flags.package}"] if flags.package else []
         return through_hydra([*shown, *(["--resolve"] if flags.resolve else []), *for_hydra(overrides)])
-    refuse_hydras_own(overrides)
+    refuse_launcher_settings(overrides)
     return report(workflows.run(cfg, overrides))
 
 
@@ -81,7 +81,7 @@ def check_package(cfg: DictConfig, package: str) -> None:
         raise UserError(f"--package={package}: the config has no such part; {meant}")
 
 
-def refuse_hydras_own(overrides: Sequence[str]) -> None:
+def refuse_launcher_settings(overrides: Sequence[str]) -> None:
     """Settings of Hydra's launchers mean nothing to a single run: better said than ignored."""
     for override in overrides:
         key, _, value = override.lstrip("+~").partition("=")

@@ -48,10 +48,10 @@ def compiled(method: Callable[..., Any]) -> Callable[..., Any]:
     config.trace_autograd_ops = True
     function: Any = method
     own = types.FunctionType(function.__code__.replace(), function.__globals__, closure=function.__closure__)
-    return torch.compile(own, fullgraph=True, options={"guard_filter_fn": may_change})
+    return torch.compile(own, fullgraph=True, options={"guard_filter_fn": guards_to_check})
 
 
-def may_change(guards: Sequence[Any]) -> list[bool]:
+def guards_to_check(guards: Sequence[Any]) -> list[bool]:
     """What to check before each call: not the hundreds of things that stay as they are in a learner."""
     return [not guard.name.startswith("L['self']") or ".cfg." in guard.name for guard in guards]
 

@@ -30,7 +30,6 @@ from omegaconf import OmegaConf
 
 from rlx.agent import LearnerAgent
 from rlx.callbacks.bus import Callback
-from rlx.callbacks.metrics import INTERRUPTED
 from rlx.config import PYTHON, as_written
 from rlx.data.collect import collect_episodes, episodes_of_rows
 from rlx.data.minari import Episode, load_episodes, minari_root, write_minari
@@ -40,6 +39,7 @@ from rlx.errors import UserError
 from rlx.fields import check_numbers, number
 from rlx.files import read_bounded, write_atomically
 from rlx.rng import seeded
+from rlx.system import INTERRUPTED
 
 if TYPE_CHECKING:
     from rlx.trainers.trainer import Trainer

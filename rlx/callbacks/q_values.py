@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from rlx.callbacks import crossed
+from rlx.callbacks import crossed, refuse_memory
 from rlx.callbacks.bus import Callback
-from rlx.callbacks.fitted_q import refuse_memory
 from rlx.data.replay import DatasetReplay
 from rlx.errors import UserError
 from rlx.fields import number
@@ -67,7 +66,7 @@ class QValues(Callback):
         trainer.prior.load_state(before)
 
     def on_iteration(self, trainer: Trainer) -> None:
-        if crossed(self.last, trainer.state.steps, trainer.settings.eval_interval):
+        if crossed(self.last, trainer.state.steps, trainer.plan.eval_interval):
             self.last = trainer.state.steps
             trainer.log("eval", self.measure(trainer))
 

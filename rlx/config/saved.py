@@ -63,7 +63,7 @@ def load_config(
         replaced = _replaced(changes)
         used = [key for key in values if use is None or key in use]
         check_reach(values, used, replaced, trust)
-        cfg = typed(values, trust)
+        cfg = with_schemas(values, trust)
         OmegaConf.set_struct(cfg, True)
         for override in changes:
             key = override.key_or_group
@@ -97,7 +97,7 @@ def _complete_phases(trainer: dict[str, Any]) -> None:
             phase.setdefault("min_buffer_size", "${trainer.min_buffer_size}")
 
 
-def typed(values: dict[str, Any], trust: Sequence[str] = ()) -> DictConfig:
+def with_schemas(values: dict[str, Any], trust: Sequence[str] = ()) -> DictConfig:
     """A config read from a file, with its schemas attached again.
 
     The file is data: a `_target_` is accepted only if it is the one of a schema of its group, or trusted by the caller.
@@ -136,13 +136,13 @@ def _part(node: Any, group: str, place: str, trust: Sequence[str]) -> Any:
     if node is None and group not in REQUIRED:
         return None
     if not isinstance(node, dict) or not isinstance(node.get("_target_"), str):
-        raise _stranger(node.get("_target_") if isinstance(node, dict) else node, place)
+        raise _unknown_target(node.get("_target_") if isinstance(node, dict) else node, place)
     node = current_names(node)
     target, children = node["_target_"], dict(node)
     schema = targets()[group].get(target)
     if schema is None:
         if not is_users_own(target, trust):
-            raise _stranger(target, place)
+            raise _unknown_target(target, place)
         fits = (cls for cls in targets()[group].values() if {f.name for f in fields(cls)} == set(node))
         schema = next(fits, None) if len(node) > 1 else None  # a class of the user's in the place of one of ours
     if group == "dataset" and isinstance(node.get("sources"), dict):
@@ -167,12 +167,12 @@ def _check_wrappers(wrappers: Any, place: str, trust: Sequence[str]) -> None:
         if target is None and not isinstance(node, dict):
             continue
         if plain_wrapper(str(target)) not in WRAPPERS and not is_users_own(str(target), trust):
-            raise _stranger(target, f"{place}.{shown(name)}")
+            raise _unknown_target(target, f"{place}.{shown(name)}")
         for key, value in node.items() if isinstance(node, dict) else ():
             _refuse_targets(value, f"{place}.{shown(name)}.{shown(key)}", trust)
 
 
-def _stranger(target: Any, place: str) -> UserError:
+def _unknown_target(target: Any, place: str) -> UserError:
     return UserError(
         f"The saved config asks for {shown(target)} as {place}, which is no such part of rlx; add trust=[MODULE] if it "
         "is a class of yours."
@@ -184,7 +184,7 @@ def _refuse_targets(value: Any, place: str, trust: Sequence[str]) -> None:
     if isinstance(value, dict):
         target = value.get("_target_")
         if target is not None and not is_users_own(str(target), trust):
-            raise _stranger(target, place)
+            raise _unknown_target(target, place)
     children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for name, child in children:
         _refuse_targets(child, f"{place}.{shown(name)}", trust)

@@ -83,8 +83,8 @@ def episodes_of_rows(replay: Replay) -> list[Episode]:
         action = unscaled(batch.action.numpy(), spec)
         for start, stop in itertools.pairwise(bounds):
             rows = slice(start, stop)
-            cut = truncated[rows].copy()
-            cut[-1] = not terminated[stop - 1]
+            ends = truncated[rows].copy()
+            ends[-1] = not terminated[stop - 1]
             obs = np.concatenate([batch.obs[rows].numpy(), batch.next_obs[stop - 1 : stop].numpy()])
-            episodes.append(Episode(obs, action[rows], batch.reward[rows].numpy(), terminated[rows], cut))
+            episodes.append(Episode(obs, action[rows], batch.reward[rows].numpy(), terminated[rows], ends))
     return episodes

@@ -457,11 +457,11 @@ def _doubtful(obs: Any, next_obs: Any, terminated: Array, flagged: Array) -> boo
         rows = _broken_rows(obs, next_obs, start, min(start + size, len(obs) - 1))
         if not flagged[rows].all():
             return True
-    cut = np.flatnonzero(flagged[:-1] & (terminated[:-1] == 0))
-    cut = cut[:: max(1, len(cut) // 1000)]
-    if not len(cut):
+    truncated = np.flatnonzero(flagged[:-1] & (terminated[:-1] == 0))
+    truncated = truncated[:: max(1, len(truncated) // 1000)]
+    if not len(truncated):
         return False
-    same = np.asarray(next_obs[cut] == obs[cut + 1]).reshape(len(cut), -1).all(1)
+    same = np.asarray(next_obs[truncated] == obs[truncated + 1]).reshape(len(truncated), -1).all(1)
     return bool(same.mean() > 0.5)
 
 

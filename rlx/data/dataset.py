@@ -184,16 +184,16 @@ class TransitionDataset:
 
     def fitted_to(self, spec: Spec, actions_outside: str = "clip", any_env: bool = False) -> TransitionDataset:
         """This dataset, checked against an env and with its box actions scaled to [-1, 1]."""
-        check_spec(self, spec, any_env)
+        check_fits(self, spec, any_env)
         return self.with_scaled_actions(spec, actions_outside)
 
-    def with_scaled_actions(self, spec: Spec, outside: str = "clip") -> TransitionDataset:
+    def with_scaled_actions(self, spec: Spec, actions_outside: str = "clip") -> TransitionDataset:
         """Box actions from env units to [-1, 1]; entries outside the box are clipped and counted, or refused."""
         if spec.discrete or self.scaled:
             return self
         action, beyond = scale_actions(self.action, spec)
         made = self._with(action=action, scaled=True)
-        if beyond and outside == "error":
+        if beyond and actions_outside == "error":
             raise UserError(
                 f"{self.source}: key '{self.key_of('action')}' has {beyond} entries outside the action box of "
                 f"{spec.env_id}: expected {list(spec.action_low)} to {list(spec.action_high)}; "
@@ -255,10 +255,10 @@ class TransitionDataset:
         for name in ("action", "reward", "terminated", "truncated", "raw_reward", "mc_return", "discount", "group"):
             column = getattr(self, name)
             setattr(made, name, None if column is None else column[rows])
-        cut = np.append(np.diff(rows) != 1, True)
-        made.truncated = np.where(cut & (made.terminated == 0), np.float32(1.0), made.truncated)
-        made.ends = self.ends[rows] | cut
-        made.continues = None if self.continues is None else self.continues[rows] & ~cut
+        breaks = np.append(np.diff(rows) != 1, True)
+        made.truncated = np.where(breaks & (made.terminated == 0), np.float32(1.0), made.truncated)
+        made.ends = self.ends[rows] | breaks
+        made.continues = None if self.continues is None else self.continues[rows] & ~breaks
         return made
 
     def key_of(self, column: str) -> str:
@@ -324,7 +324,7 @@ def n_step_returns(reward: Array, ends: Array, n: int, discount: float) -> tuple
     return total.astype(np.float32), last
 
 
-def check_spec(dataset: TransitionDataset, spec: Spec, any_env: bool = False) -> None:
+def check_fits(dataset: TransitionDataset, spec: Spec, any_env: bool = False) -> None:
     """Refuse data that the env does not fit, in one sentence."""
     _check_env(dataset, spec, any_env)
     obs, action = dataset.obs, dataset.action

@@ -45,7 +45,7 @@ def vectorised_reward(env: gym.Env[Any, Any], goal_dim: int) -> Callable[..., An
     return compute
 
 
-class Episodes:
+class EpisodeIndex:
     """Which rows of a store belong to finished episodes that are still whole. Positions are step * lanes + lane."""
 
     def __init__(self, store: Store):
@@ -101,7 +101,7 @@ class Episodes:
         self._starts[lane] = last + lanes
         return place if begin >= oldest else place[:0]
 
-    def cut(self, position: np.ndarray) -> np.ndarray:
+    def end_running(self, position: np.ndarray) -> np.ndarray:
         """The running episodes end with the rows at these positions. Where the rows are that can now be drawn."""
         running = [int(k) for k in position if self._starts[k % self.store.lanes] <= k]
         return np.concatenate([np.zeros(0, np.int64), *(self.close(k) for k in running)])
@@ -141,7 +141,7 @@ class Hindsight:
     """Gives transitions of a store goals from the future of their episodes."""
 
     def __init__(self, store: Store, goal: Goal, fraction: float):
-        self.episodes = Episodes(store)
+        self.episodes = EpisodeIndex(store)
         self.store = store
         self.goal = goal
         self.fraction = fraction

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from rlx.data.columns import chunks
-from rlx.data.dataset import TransitionDataset, check_spec, scale_actions
+from rlx.data.dataset import TransitionDataset, check_fits, scale_actions
 from rlx.data.episodes import doubt_order, doubt_terminals
 from rlx.errors import UserError
 from rlx.types import Spec
@@ -113,7 +113,7 @@ def _not_finite(dataset: TransitionDataset) -> str:
 
 def _match(dataset: TransitionDataset, spec: Spec) -> str:
     try:
-        check_spec(dataset, spec)
+        check_fits(dataset, spec)
     except UserError as error:
         return f"no: {error}"
     return f"yes: {spec.env_id}"

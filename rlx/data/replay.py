@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("rlx")
 
-OF_PRIORITIES = ("alpha", "beta", "beta_end", "beta_batches", "eps")  # fields that only a prioritized replay reads
+PRIORITY_FIELDS = ("alpha", "beta", "beta_end", "beta_batches", "eps")  # fields that only a prioritized replay reads
 
 
 @dataclass
@@ -59,7 +59,7 @@ def check_replay(cfg: ReplayConfig) -> None:
     """Refuse numbers out of range, and keys that would have no effect."""
     check_numbers(cfg, "replay")
     usual = {f.name: f.default for f in fields(ReplayConfig)}
-    unread = [(name, "prioritized") for name in OF_PRIORITIES if not cfg.prioritized]
+    unread = [(name, "prioritized") for name in PRIORITY_FIELDS if not cfg.prioritized]
     unread += [] if cfg.hindsight else [("relabel_fraction", "hindsight")]
     for name, switch in unread:
         value = getattr(cfg, name)
@@ -195,11 +195,11 @@ class Replay:
         self.priorities.dismiss(np.append(episodes.broken_by(position), position % self.capacity))
         self.priorities.admit(episodes.add(position, ends))
 
-    def cut_off(self, lanes: Sequence[int]) -> None:
+    def end_episodes(self, lanes: Sequence[int]) -> None:
         """The running episodes of these lanes go no further: their newest rows become boundaries."""
         position = self.store.end_episodes(lanes)
         if self.hindsight is not None:
-            whole = self.hindsight.episodes.cut(position)
+            whole = self.hindsight.episodes.end_running(position)
             if self.priorities is not None:
                 self.priorities.admit(whole)
 
@@ -248,7 +248,7 @@ class Replay:
     def sample(self, batch_size: int, n_batches: int) -> Iterator[Batch]:
         """`n_batches` minibatches, gathered at once; by priority, each one when it is asked for."""
         if self.priorities is None:
-            yield from cut(self.layout, self.gather(batch_size, n_batches), batch_size)
+            yield from minibatches(self.layout, self.gather(batch_size, n_batches), batch_size)
             return
         for _ in range(n_batches):
             place, weight = self.priorities.draw(self._rng, batch_size)
@@ -337,7 +337,7 @@ def joined(first: np.ndarray, a: Gathered, b: Gathered) -> Gathered:
     return Gathered(join(a.rows, b.rows), apart)
 
 
-def cut(layout: Layout, gathered: Gathered, batch_size: int) -> Iterator[Batch]:
+def minibatches(layout: Layout, gathered: Gathered, batch_size: int) -> Iterator[Batch]:
     """Gathered transitions as minibatches."""
     for start in range(0, len(gathered.rows), batch_size):
         part, apart = slice(start, start + batch_size), gathered.apart
@@ -372,7 +372,7 @@ class Mixture:
             name: tuple(_interleave([(part.apart[name][k], n) for part, n in parts], n_batches) for k in (0, 1))
             for name in parts[0][0].apart
         }
-        yield from cut(self.online.layout, Gathered(rows, apart), batch_size)  # type: ignore[arg-type]
+        yield from minibatches(self.online.layout, Gathered(rows, apart), batch_size)  # type: ignore[arg-type]
 
     def state(self) -> dict[str, Any]:
         """Of both sources; the share is the phase's."""
@@ -446,7 +446,7 @@ class DatasetReplay:
 
     def sample(self, batch_size: int, n_batches: int) -> Iterator[Batch]:
         """`n_batches` minibatches, gathered at once."""
-        yield from cut(self.layout, self.gather(batch_size, n_batches), batch_size)
+        yield from minibatches(self.layout, self.gather(batch_size, n_batches), batch_size)
 
     def state(self) -> dict[str, Any]:
         return {**self.store.counters(), "rng": self._rng.bit_generator.state}

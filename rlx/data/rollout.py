@@ -87,7 +87,7 @@ class RolloutBuffer:
                 columns[kind] = {name: columns.pop(self._key(kind, name)) for name in self.spec.obs}
         yield Rollout(**columns, carry=self._carry)
 
-    def cut_off(self, lanes: Sequence[int]) -> None:
+    def end_episodes(self, lanes: Sequence[int]) -> None:
         """The running episodes of these envs go no further: their newest steps become boundaries."""
         if self.size:
             last = self.size - 1

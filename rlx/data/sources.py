@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.checkpoint import MALFORMED, Checkpoint, CheckpointStore, DamagedCheckpoint
+from rlx.checkpoint import MALFORMED, CheckpointData, CheckpointStore, DamagedCheckpoint
 from rlx.config import PYTHON
 from rlx.data.columns import ALIASES, Array, assemble, printable
 from rlx.data.dataset import TransitionDataset
@@ -40,7 +40,7 @@ from rlx.data.files import (
 from rlx.data.store import Layout, Store
 from rlx.data.torch_files import TorchTensors
 from rlx.envs.factory import EnvConfig, make_env
-from rlx.envs.vector import faults_told
+from rlx.envs.vector import env_faults_explained
 from rlx.errors import UserError
 from rlx.restoring import restoring
 from rlx.run_folder import refuse_link
@@ -371,7 +371,7 @@ def read_replay(run_dir: Path) -> tuple[dict[str, Array], str]:
         raise UserError(f"The replay of {saved.path} cannot be read ({text}); give another run.") from error
 
 
-def _arrays(checkpoints: CheckpointStore, saved: Checkpoint) -> dict[str, Array]:
+def _arrays(checkpoints: CheckpointStore, saved: CheckpointData) -> dict[str, Array]:
     lanes, counters = len(saved.state["journal"]["episodes"]), saved.state["replay"]
     room = lanes * max(counters["lanes"]) if "lanes" in counters else counters["total"] - saved.segments[0]["start"]
     store: Store | None = None
@@ -409,7 +409,7 @@ def roll_out_random(env_or_id: EnvConfig | str, size: int, seed: int, trust: Seq
     columns: dict[str, list[Any]] = {
         name: [] for name in ("obs", "action", "reward", "next_obs", "terminated", "truncated")
     }
-    with closing(make_env(cfg, trust)) as env, faults_told(cfg.id):
+    with closing(make_env(cfg, trust)) as env, env_faults_explained(cfg.id):
         env.action_space.seed(seed)
         obs, _ = env.reset(seed=seed)
         needed = size * (4 * np.asarray(obs).nbytes + ROW_COST)  # as they come, and as arrays
