@@ -277,11 +277,11 @@ def restore_to_act(
 
 
 def check_same_env(saved: Spec, spec: Spec) -> None:
-    """Refuse an env that is not like the one a checkpoint is of."""
+    """Refuse an env whose spaces differ from those of a checkpoint."""
     for name in ("obs_shape", "obs_dtype", "action_kind", "action_shape", "action_sizes"):
         before, now = getattr(saved, name), getattr(spec, name)
         if before != now:
             raise UserError(
-                f"The checkpoint is of an env with {name}={shown(before)} and {spec.env_id} has {name}={shown(now)}; "
-                "use the env that it was trained with."
+                f"The checkpoint was made in an env with {name}={shown(before)}, and {spec.env_id} has "
+                f"{name}={shown(now)}; use the env that it was trained with."
             )

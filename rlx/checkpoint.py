@@ -11,7 +11,7 @@ A checkpoint is a folder:
 The replay is written incrementally: `replay/<start>-<end>.safetensors` holds rows of the stream since the checkpoint
 before, and manifests refer to segments by name and hash. Everything is written beside its place, fsynced and renamed,
 so a reader sees the old state or the new one. `last` and `best` are links that are swapped the same way. What is read
-back is data: nothing in it is imported, unpickled or instantiated by its own say-so. It is read from regular files
+back is data: nothing is imported, unpickled or instantiated because a file asks for it. It is read from regular files
 only, of the size that the manifest says, and whatever is wrong with it is a `DamagedCheckpoint`.
 """
 
@@ -201,7 +201,7 @@ def _verified(path: Path, entry: dict[str, Any]) -> bytes:
 
 
 def _told(error: BaseException) -> str:
-    """An error in a line."""
+    """An error on one line."""
     text = (error.strerror or str(error)) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
     return " ".join(text.split())[:200]
 
@@ -308,11 +308,11 @@ def _check_state(state: dict[str, Any], segments: list[dict[str, Any]]) -> None:
     """What is used before a run is built, and what has to agree with the segments."""
     counters, threads = state["learner"], state.get("threads", 1)
     if "updates" not in counters or any(type(n) is not int for n in counters.values()):
-        raise ValueError("the learner's counters are not counters")
+        raise ValueError("the learner's counters are not integers")
     if type(threads) is not int or not 1 <= threads < 2**16:
-        raise ValueError("the number of threads is none")
+        raise ValueError("the number of threads is not valid")
     if type((state.get("trainer") or {}).get("steps", 0)) is not int:
-        raise ValueError("the number of steps is none")
+        raise ValueError("the number of steps is not an integer")
     total = (state.get("replay") or {}).get("total")
     if total is not None and total != (segments[-1]["end"] if segments else 0):
         raise ValueError(f"the replay has {total} rows, and the segments end elsewhere")
@@ -386,7 +386,7 @@ class CheckpointStore:
         return sorted(_matching(self.folder, STEP), reverse=True)
 
     def latest(self) -> CheckpointData:
-        """The newest checkpoint that is whole, replay included; damaged ones are passed over with a warning."""
+        """The newest checkpoint that is whole, replay included; damaged ones are skipped with a warning."""
         reasons = []
         for path in self.steps():
             try:
@@ -399,7 +399,7 @@ class CheckpointStore:
                 for segment, data in self._read_segments(checkpoint):
                     _check_rows(segment, data)
             except DamagedCheckpoint as error:
-                log.warning("Checkpoint %s is damaged and passed over: %s.", path.name, error)
+                log.warning("Checkpoint %s is damaged and was skipped: %s.", path.name, error)
                 reasons.append(f"{path.name}: {error}")
                 continue
             return checkpoint

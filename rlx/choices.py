@@ -12,7 +12,7 @@ from pathlib import Path
 from rlx.paths import conf_dir
 
 SUITE = re.compile(r"^ *- override /env/suite@_global_\.env: (\w+)", re.MULTILINE)  # in the defaults of an env
-FIRST = ("algo", "env", "dataset", "reward", "schedule")  # the five groups of the design come first
+FIRST = ("algo", "env", "dataset", "reward", "schedule")  # the groups that most runs choose from
 
 
 def groups(folders: Sequence[Path] = ()) -> list[str]:

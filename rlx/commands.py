@@ -82,7 +82,7 @@ def check_package(cfg: DictConfig, package: str) -> None:
 
 
 def refuse_launcher_settings(overrides: Sequence[str]) -> None:
-    """Settings of Hydra's launchers mean nothing to a single run: better said than ignored."""
+    """Refuse settings of Hydra's launchers, which a single run would ignore."""
     for override in overrides:
         key, _, value = override.lstrip("+~").partition("=")
         if key == "hydra.run.dir":

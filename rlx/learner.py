@@ -226,7 +226,7 @@ class Learner(nn.Module):
         saved = {_current_name(name): tensor for name, tensor in saved.items()}
         if live.keys() != saved.keys():
             odd = sorted(live.keys() ^ saved.keys())[0]
-            raise UserError(f"The checkpoint does not fit {self.cfg.name}: the tensor {odd!r} is on one side only.")
+            raise UserError(f"The checkpoint does not fit {self.cfg.name}: only one of the two has the tensor {odd!r}.")
         with torch.no_grad():
             for name, tensor in live.items():
                 if tensor.shape != saved[name].shape:

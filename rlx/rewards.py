@@ -119,7 +119,7 @@ class RewardTransform:
         low, high = float(returns.min()), float(returns.max())
         if not high > low:
             raise UserError(
-                f"reward.normalize_return needs episodes of different return, but all {len(returns)} of the dataset "
+                f"reward.normalize_return needs episodes with different returns, but all {len(returns)} of the dataset "
                 f"have {low:g}; use reward=scale reward.scale=..."
             )
         self.factor = self.cfg.return_range / (high - low)

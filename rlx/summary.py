@@ -60,7 +60,7 @@ def nothing_to_do(trainer: Trainer) -> str:
     made = counted(state.env_steps, "env step") if online else counted(state.updates, "update")
     if reason and reason not in BUDGETS:
         return (
-            f"{trainer.run_dir} was ended by {reason} at {made}; nothing to do. Change that rule, or take it away, to "
+            f"{trainer.run_dir} was ended by {reason} at {made}; nothing to do. Change that rule, or remove it, to "
             "go on."
         )
     key, larger = ("max_env_steps", 2 * state.env_steps) if online else ("max_updates", 2 * state.updates)

@@ -153,7 +153,9 @@ def enough_memory(nbytes: int, what: str, smaller: Callable[[float], str]) -> It
     try:
         yield
     except MemoryError as error:
-        raise UserError(f"{what} needs {nbytes / 2**30:.1f} GiB, which there is not; {smaller(SHARE / 2)}.") from error
+        raise UserError(
+            f"{what} needs {nbytes / 2**30:.1f} GiB, which could not be allocated; {smaller(SHARE / 2)}."
+        ) from error
 
 
 @contextmanager

@@ -129,10 +129,10 @@ def train(
     texts = with_config_dir([*texts, *given.overrides(texts)], config_dir)
     with showing(quiet):
         cfg = compose_config(texts)
-        return _closed(run(cfg, texts, run_dir, given, progress and not quiet))
+        return _with_closing_lines(run(cfg, texts, run_dir, given, progress and not quiet))
 
 
-def _closed(result: Result) -> Result:
+def _with_closing_lines(result: Result) -> Result:
     log.info("%s", closing_lines(result.summary, result.run_dir, result.trust, result.objects))
     return result
 
@@ -145,7 +145,7 @@ def run(
     given: Given = NOTHING,
     progress: bool = True,
 ) -> Result:
-    """Train a composed config from the beginning. All of it was typed by the user, also which module an env is of."""
+    """Train a composed config from the beginning. The user typed all of it, including the modules of envs."""
     check(cfg)
     if references(str(OmegaConf.to_container(cfg.env, resolve=False)["id"])) is None:  # type: ignore[call-overload, index]
         raise UserError(
@@ -187,7 +187,9 @@ def resume(
     besides rlx whose code the run may use.
     """
     with showing(quiet):
-        return _closed(resume_run(run_dir, *overrides, given=Given.of(env, dataset), trust=trust, progress=not quiet))
+        return _with_closing_lines(
+            resume_run(run_dir, *overrides, given=Given.of(env, dataset), trust=trust, progress=not quiet)
+        )
 
 
 @memory_errors()
@@ -240,12 +242,12 @@ def _resume(folder: Path, overrides: tuple[str, ...], given: Given, trust: tuple
         trainer.bus.check(trainer)
         before = trainer.state.steps
         with write_errors_explained(folder, lambda: trainer.state.steps > before):
-            (folder / "summary.json").unlink(missing_ok=True)  # whoever has one has ended
+            (folder / "summary.json").unlink(missing_ok=True)  # only runs that have ended have one
             if saved is not None:
                 store.forget_after(saved)
                 if not trainer.state.exact:
-                    log.warning("The environment did not replay to where it was: the run goes on, but only "
-                                "approximately.")  # fmt: skip
+                    log.warning("The environment could not be replayed to where it was: the run goes on, but "
+                                "only approximately.")  # fmt: skip
             note_resume(folder, list(overrides), trainer.state.env_steps, trainer.state.updates)
             write_atomically(folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=False).encode())
             log.info("Resuming %s at %s, %s (%s)", folder, counted(trainer.state.env_steps, "env step"),

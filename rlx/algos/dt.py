@@ -74,7 +74,7 @@ def dt_loss(error: Tensor, mask: Tensor) -> tuple[Tensor, Metrics]:
 def visible(mask: Tensor) -> Tensor:
     """Which token (last axis) each token may attend to, [B, T, T] from a mask [B, T] of the real ones: those before it.
 
-    And itself, so that a padded one attends to something; nobody reads what comes of that.
+    And itself, so that a padded token attends to something; its output is not used.
     """
     here = torch.eye(mask.shape[1], dtype=torch.bool, device=mask.device)
     before = torch.ones_like(here).tril()

@@ -218,7 +218,7 @@ class PPOLSTM(Learner):
         self, seen: Tensor, valued: Tensor, action: Tensor, old_log_prob: Tensor, old_value: Tensor,
         advantage: Tensor, returns: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-        """The loss of the rows of a minibatch; surrogate, error of the value and KL for those who watch."""
+        """The loss of the rows of a minibatch; surrogate, error of the value and KL as well."""
         cfg, actions = self.cfg, self.policy(seen)
         log_prob = actions.log_prob(action)
         if cfg.normalize_advantage:

@@ -48,14 +48,16 @@ def read_config(folder: Path) -> str:
 def load_config(
     text: str, overrides: Sequence[str] = (), trust: Sequence[str] = (), use: Sequence[str] | None = None
 ) -> DictConfig:
-    """A config as it was saved, with values overridden; whom the file trusts does not count.
+    """A config as it was saved, with values overridden; `trust` in the file itself is ignored.
 
     `use` names the groups that the caller is going to read, if not all: only these have to stay within the config.
     """
     register()
     values = parse(text)
     if not isinstance(values, dict) or not all(isinstance(values.get(group), dict) for group in REQUIRED):
-        raise UserError(f"The saved config is not whole; it needs {', '.join(REQUIRED)}. Restore it from a checkpoint.")
+        raise UserError(
+            f"The saved config is incomplete: it needs {', '.join(REQUIRED)}. Restore it from a checkpoint."
+        )
     values = {**values, "trust": list(trust)}
     _complete_phases(values["trainer"])
     try:
@@ -107,7 +109,7 @@ def with_schemas(values: dict[str, Any], trust: Sequence[str] = ()) -> DictConfi
         node = parts.get(group)
         if group in ("callbacks", "logger"):
             if not isinstance(node, dict | None):
-                raise UserError(f"The saved config has {group}={shown(node)}; expected names with what each one is.")
+                raise UserError(f"The saved config has {group}={shown(node)}; expected a mapping from names to parts.")
             nodes = {} if node is None else node
             parts[group] = {name: _part(n, group, f"{group}.{shown(name)}", trust) for name, n in nodes.items()}
         else:
@@ -174,8 +176,8 @@ def _check_wrappers(wrappers: Any, place: str, trust: Sequence[str]) -> None:
 
 def _unknown_target(target: Any, place: str) -> UserError:
     return UserError(
-        f"The saved config asks for {shown(target)} as {place}, which is no such part of rlx; add trust=[MODULE] if it "
-        "is a class of yours."
+        f"The saved config asks for {shown(target)} as {place}, which rlx does not have there; add trust=[MODULE] if "
+        "it is a class of yours."
     )
 
 

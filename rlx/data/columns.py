@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlx.errors import UserError, nearest
+from rlx.reporting import counted
 from rlx.system import available_memory
 
 Array = NDArray[Any]
@@ -61,11 +62,11 @@ class Columns(NamedTuple):
     truncated: Array  # [N] float32
     key_map: dict[str, str]  # key in the file -> column
     notes: tuple[str, ...]  # what was derived, in words
-    continues: Array | None = None  # [N] is next_obs the obs of the next row; None if there was no doubt
-    derived: bool = False  # was next_obs not in the file
-    shuffled: bool = False  # are the rows in no order
-    made_up: bool = False  # have terminated rows their own obs for next_obs
-    ends_only: bool = False  # does nothing tell terminal states from time limits
+    continues: Array | None = None  # [N] True where next_obs is the obs of the next row; None: not compared
+    derived: bool = False  # next_obs was not in the file
+    shuffled: bool = False  # the rows are not in order
+    made_up: bool = False  # terminated rows repeat their own obs as next_obs
+    ends_only: bool = False  # nothing tells terminal states from time limits
 
 
 class MappedColumn:
@@ -124,7 +125,7 @@ def assemble(
     try:
         return _assemble(keys, read, source, declared, claim, mmap)
     except MemoryError as error:
-        raise UserError(f"{source}: takes more memory than there is; use a smaller one.") from error
+        raise UserError(f"{source}: needs more memory than is available; use a smaller dataset.") from error
 
 
 def _assemble(
@@ -234,7 +235,7 @@ def claim_memory(source: str) -> Claim:
         if free is not None and needed - declared > free:
             raise UserError(
                 f"{source}: needs {(needed - declared) / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free; use a "
-                "smaller one."
+                "smaller dataset."
             )
 
     return claim
@@ -406,7 +407,8 @@ def _close_episodes(
     elif truncated is None and continues is not None:
         breaks = ~continues[:-1] & (terminated[:-1] == 0)
         closed[:-1][breaks] = 1.0
-        notes.append(f"no truncation flags: {int(breaks.sum())} boundaries found where next_obs is not the next obs")
+        count = counted(int(breaks.sum()), "boundary", "boundaries")
+        notes.append(f"no truncation flags: {count} where next_obs is not the next obs")
     elif truncated is None:
         notes.append("no truncation flags: episodes end only where terminated")
     if terminated[-1] == 0 and closed[-1] == 0:
@@ -466,7 +468,7 @@ def _doubtful(obs: Any, next_obs: Any, terminated: Array, flagged: Array) -> boo
 
 
 def _shuffled(continues: Array, flagged: Array) -> bool:
-    """Do most rows break off that are no ends of episodes? Then they are in no order."""
+    """Do most rows break off that are not the ends of episodes? Then they are not in order."""
     inside = ~flagged[:-1]
     breaks = int((~continues[:-1] & inside).sum())
     return breaks >= 10 and breaks > 0.5 * int(inside.sum())
@@ -486,13 +488,13 @@ def _successors(
         episodes = int(ends.sum())
         raise UserError(
             f"{where} has {observations} rows, expected {len(rows)} (one per transition) or {len(rows) + episodes} "
-            f"(one more for each of the {episodes} episodes)."
+            "(one more per episode)."
         )
     keep = ~(ends & (terminated == 0))
     dropped = np.flatnonzero(~keep)
     before = dropped[dropped > 0] - 1
     truncated[before[~ends[before]]] = 1.0  # the row before is now the last one that is known
-    notes.append(f"next_obs taken from the next obs; {len(dropped)} rows without a successor dropped")
+    notes.append(f"next_obs taken from the next obs; {counted(len(dropped), 'row')} without a successor dropped")
     if not keep.any():
         raise UserError(f"{where} leaves no transition: without next_obs, every episode needs at least two rows.")
     kept = np.flatnonzero(keep)

@@ -61,7 +61,7 @@ def readable(path: Path, kind: str) -> Iterator[None]:
     except UserError:
         raise
     except MemoryError as error:
-        raise UserError(f"{path}: cannot be read as {kind}: it takes more memory than there is.") from error
+        raise UserError(f"{path}: cannot be read as {kind}: it needs more memory than is available.") from error
     except FAULTS as error:
         reason = f"the file is truncated, corrupt or of another kind ({first_line(error)})"
         raise UserError(f"{path}: cannot be read as {kind}: {reason}.") from error
@@ -76,7 +76,7 @@ def first_line(error: BaseException) -> str:
 def existing(path: str | Path, kind: str) -> Path:
     """The path of a regular file that is there and not empty."""
     if not str(path) or str(path) == "???":
-        raise UserError(f"No file given for the {kind} dataset: say dataset.path=FILE.")
+        raise UserError(f"No file given for the {kind} dataset: set dataset.path=FILE.")
     file = expanded(path)
     try:
         state = file.stat()

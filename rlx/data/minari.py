@@ -53,7 +53,7 @@ class MinariConfig(DatasetConfig):
     _target_: str = "rlx.data.minari.load_minari"
     id: str | None = None  # such as D4RL/door/human-v2
     download: bool = False  # fetch it when it is not there yet
-    root: str | None = None  # where datasets lie; null: MINARI_DATASETS_PATH, else ~/.minari/datasets
+    root: str | None = None  # the folder of datasets; null: MINARI_DATASETS_PATH, else ~/.minari/datasets
 
 
 class Episode(NamedTuple):
@@ -86,7 +86,7 @@ BUILT_IN: Mapping[str, BuiltIn] = {
 
 def load_minari(cfg: MinariConfig, spec: Spec, seed: int = 0) -> TransitionDataset:
     if not cfg.id:
-        raise UserError(f"No Minari dataset is set for {spec.env_id}: say dataset.id=NAMESPACE/NAME-v0.")
+        raise UserError(f"No Minari dataset is known for {spec.env_id}: set dataset.id=NAMESPACE/NAME-v0.")
     return finish(read_minari(cfg.id, cfg.root, cfg.download), cfg, spec)
 
 
@@ -124,7 +124,7 @@ def load_episodes(dataset_id: str, root: str | None = None) -> list[Episode]:
 
 
 def minari_root(root: str | None = None) -> Path:
-    """Where Minari datasets lie."""
+    """The folder of Minari datasets."""
     chosen = root or os.environ.get("MINARI_DATASETS_PATH") or "~/.minari/datasets"
     return Path(chosen).expanduser()
 
@@ -139,7 +139,8 @@ def _absent(dataset_id: str, storage: Path) -> str:
     hint = f" did you mean {close}?" if close else ""
     return (
         f"Minari dataset {dataset_id} is not in {storage}:{hint} fetch it with dataset.download=true, set "
-        f"MINARI_DATASETS_PATH to where it lies, or record it with `python -m rlx collect CHECKPOINT id={dataset_id}`."
+        "MINARI_DATASETS_PATH to the folder it is in, or record it with "
+        f"`python -m rlx collect CHECKPOINT id={dataset_id}`."
     )
 
 
@@ -398,7 +399,7 @@ def _download(dataset_id: str, storage: Path) -> None:
     if not _answers(host, port):
         raise UserError(
             f"Minari dataset {dataset_id} is not in {storage} and cannot be downloaded: {host} does not answer; check "
-            "the network, or set MINARI_DATASETS_PATH to where the dataset lies."
+            "the network, or set MINARI_DATASETS_PATH to the folder it is in."
         )
     try:
         with storage_at(storage):

@@ -56,7 +56,7 @@ def load_mix(cfg: MixConfig, spec: Spec, seed: int = 0, trust: Sequence[str] = (
     for field_name in ("terminals", "episodes"):
         if getattr(cfg, field_name) != "check":
             raise UserError(
-                f"dataset.{field_name} has no meaning for a mix; say dataset.sources.NAME.{field_name}=... instead."
+                f"dataset.{field_name} cannot be set for a mix; set dataset.sources.NAME.{field_name}=... instead."
             )
     datasets = {}
     for i, (name, node) in enumerate(nodes.items()):
@@ -96,7 +96,7 @@ def mix_transition_datasets(
     if exact_per_batch:
         if size is not None:
             raise UserError(
-                f"dataset.size={size} has no meaning with exact_per_batch, which uses all rows; leave it out."
+                f"dataset.size={size} has no effect with exact_per_batch, which uses all rows; leave it out."
             )
         parts = [datasets[name] for name in names]
     else:
@@ -152,11 +152,11 @@ def _counts(
     lengths = [len(dataset) for dataset in datasets.values()]
     largest = int(min(n / share for n, share in zip(lengths, shares, strict=True) if share > 0) + 1e-9)
     if size is not None and size < 1:
-        raise UserError(f"dataset.size={size} is not possible for a mix; give 1 or more.")
+        raise UserError(f"dataset.size must be at least 1 (dataset.size={size}).")
     if size is not None and size > largest and not oversample:
         raise UserError(
             f"dataset.size={size} is more than the sources give in this ratio: expected at most {largest}; "
-            "say dataset.oversample=true to repeat episodes."
+            "add dataset.oversample=true to repeat episodes."
         )
     counts = apportion(size or largest, shares)
     if oversample:
@@ -171,7 +171,7 @@ def _check_alike(datasets: Mapping[str, TransitionDataset]) -> None:
     first_name, first = next(iter(datasets.items()))
     for name, other in datasets.items():
         if other.memory == "mmap":
-            raise UserError(f"'{name}' is memory-mapped and cannot be part of a mix; say memory=ram for it.")
+            raise UserError(f"'{name}' is memory-mapped and cannot be part of a mix; set memory=ram for it.")
         for column in ("obs", "action"):
             a, b = getattr(first, column), getattr(other, column)
             if a.shape[1:] != b.shape[1:] or a.dtype != b.dtype:

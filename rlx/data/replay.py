@@ -97,7 +97,7 @@ class Replay:
             raise UserError(f"replay.capacity must be at least env.num_envs={lanes} (replay.capacity={cfg.capacity}).")
         if cfg.hindsight and spec.goal is None:
             raise UserError(
-                f"Hindsight needs a goal env and {spec.env_id} is none; try env=point_goal, or replay=uniform."
+                f"Hindsight needs a goal env and {spec.env_id} is not one; try env=point_goal, or replay=uniform."
             )
         self.cfg = cfg
         self.n_step = cfg.n_step

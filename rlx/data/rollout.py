@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlx.reporting import counted
 from rlx.system import enough_memory
 from rlx.types import Carry, ObsArray, Rollout, Spec
 
@@ -36,7 +37,7 @@ class RolloutBuffer:
             "truncated": number,
         }
         row = sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in columns.values())
-        what = f"A rollout of {length:,} steps of {num_envs} envs"
+        what = f"A rollout of {counted(length, 'step')} in {counted(num_envs, 'env')}"
         with enough_memory(length * num_envs * row, what, lambda k: f"try trainer.rollout_length={int(length * k)}"):
             self._columns = {name: np.zeros((*lead, *shape), dtype) for name, (shape, dtype) in columns.items()}
 

@@ -42,6 +42,7 @@ from rlx.data.torch_files import TorchTensors
 from rlx.envs.factory import EnvConfig, make_env
 from rlx.envs.vector import env_faults_explained
 from rlx.errors import UserError
+from rlx.reporting import counted
 from rlx.restoring import restoring
 from rlx.run_folder import refuse_link
 from rlx.system import enough_memory
@@ -161,7 +162,8 @@ def finish(dataset: TransitionDataset, cfg: DatasetConfig, spec: Spec | None) ->
     dataset = dataset.fitted_to(spec, cfg.actions_outside, cfg.any_env)
     dataset = apply_choices(dataset, choices, spec.episode_limit, spec.env_id)
     keys = ", ".join(f"{key} -> {column}" for key, column in dataset.key_map.items())
-    log.info("%s: %d transitions, %d episodes (%s)", dataset.source, len(dataset), len(dataset.episodes), keys)
+    size = f"{counted(len(dataset), 'transition')}, {counted(len(dataset.episodes), 'episode')}"
+    log.info("%s: %s (%s)", dataset.source, size, keys)
     for note in dataset.notes:
         log.info("%s: %s", dataset.source, note)
     return dataset
@@ -172,7 +174,7 @@ def choices_of(terminals: str, episodes: str) -> DatasetConfig:
     for name, value, kind in (("terminals", terminals, Terminals), ("episodes", episodes, Episodes)):
         if value not in [choice.value for choice in kind]:
             listed = ", ".join(choice.value for choice in kind)
-            raise UserError(f"{name}={printable(str(value))} is not possible; choose one of {listed}.")
+            raise UserError(f"{name} must be one of {listed} ({name}={printable(str(value))}).")
     return DatasetConfig(terminals=Terminals(terminals), episodes=Episodes(episodes))
 
 
@@ -339,10 +341,10 @@ def _number(h5: Any, key: str, file: Path, kinds: str) -> int:
 
 def read_run(path: str) -> TransitionDataset:
     if not path:
-        raise UserError("No run given for the run dataset: say dataset.path=RUN_FOLDER.")
+        raise UserError("No run given for the run dataset: set dataset.path=RUN_FOLDER.")
     folder = expanded(path)
     if not (folder / "checkpoints").is_dir():
-        raise UserError(f"{folder}: is not the folder of a run: expected one that holds checkpoints.")
+        raise UserError(f"{folder}: is not a run folder: expected one with checkpoints.")
     with restoring(folder):
         arrays, env_id = read_replay(folder)
     dataset = TransitionDataset.from_dict(arrays, source=str(folder), env_id=env_id)
@@ -405,7 +407,7 @@ def roll_out_random(env_or_id: EnvConfig | str, size: int, seed: int, trust: Seq
     """`size` transitions of uniformly random actions; the same for the same seed."""
     cfg = EnvConfig(id=env_or_id) if isinstance(env_or_id, str) else env_or_id
     if size < 1:
-        raise UserError(f"dataset.size={size} is not possible; give 1 or more.")
+        raise UserError(f"dataset.size must be at least 1 (dataset.size={size}).")
     columns: dict[str, list[Any]] = {
         name: [] for name in ("obs", "action", "reward", "next_obs", "terminated", "truncated")
     }

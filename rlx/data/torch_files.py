@@ -81,7 +81,7 @@ class TorchTensors:
                 self.members = {m.filename: m for m in archive.infolist()}
             programs = [name for name in self.members if name.endswith("/data.pkl") and name.count("/") == 1]
             if len(programs) != 1:
-                raise ValueError("no archive of torch.save")
+                raise ValueError("not an archive of torch.save")
             self.folder = programs[0].removesuffix("data.pkl")
             program = self._bytes(file, programs[0], PROGRAM_LIMIT)
             order = (
@@ -202,12 +202,12 @@ class TorchTensors:
                 case "APPEND" | "APPENDS":
                     items = [stack.pop()] if opcode.name == "APPEND" else since_mark()
                     if not isinstance(stack[-1], list):
-                        raise ValueError("items for what is no list")
+                        raise ValueError("items for something that is not a list")
                     stack[-1].extend(items)
                 case "SETITEM" | "SETITEMS":
                     pairs = [stack.pop(-2), stack.pop()] if opcode.name == "SETITEM" else since_mark()
                     if not isinstance(stack[-1], dict):
-                        raise ValueError("items for what is no dict")
+                        raise ValueError("items for something that is not a dict")
                     for key, value in zip(pairs[::2], pairs[1::2], strict=True):
                         if not isinstance(key, (str, int)):
                             raise refused(self.path, f"a dict with keys that are {type(key).__name__}s")

@@ -9,6 +9,7 @@ from rlx.envs.vector import EnvFault, NonFiniteAction
 from rlx.errors import RunFailed, UserError
 from rlx.files import write_atomically
 from rlx.learner import is_learning_rate
+from rlx.reporting import counted
 from rlx.run_folder import ERROR_FILE
 
 if TYPE_CHECKING:
@@ -38,8 +39,8 @@ def diverged(trainer: Trainer, problem: str) -> RunFailed:
 
 def _failed(trainer: Trainer, problem: str, how: str = "", overrides: Sequence[str] = ()) -> RunFailed:
     state = trainer.state
-    made = "1 update" if state.updates == 1 else f"{state.updates} updates"
-    where = f"The run ended after {state.env_steps} env steps and {made}."
+    done = f"{counted(state.env_steps, 'env step')} and {counted(state.updates, 'update')}"
+    where = f"The run ended after {done}."
     return RunFailed(f"{problem}. {where} {how_to_resume(trainer, how, overrides)}")
 
 

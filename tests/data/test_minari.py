@@ -124,7 +124,7 @@ def test_a_misspelt_id_gets_a_hint():
 
 
 def test_no_id():
-    with pytest.raises(UserError, match=r"No Minari dataset is set for Pendulum-v1: say dataset.id="):
+    with pytest.raises(UserError, match=r"No Minari dataset is known for Pendulum-v1: set dataset.id="):
         load_minari(MinariConfig(), PENDULUM)
 
 

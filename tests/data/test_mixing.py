@@ -53,7 +53,7 @@ def test_the_same_seed_gives_the_same_mixture(pair):
 
 def test_too_large_a_size_is_refused_unless_episodes_may_repeat(pair):
     ratios = {"expert": 0.5, "random": 0.5}
-    with pytest.raises(UserError, match=r"dataset.size=100 .* at most 80; say dataset.oversample=true"):
+    with pytest.raises(UserError, match=r"dataset.size=100 .* at most 80; add dataset.oversample=true"):
         mix_transition_datasets(pair, ratios, size=100)
     mixed = mix_transition_datasets(pair, ratios, size=100, oversample=True)
     assert np.bincount(mixed.group).tolist() == [50, 50]
