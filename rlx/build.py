@@ -37,7 +37,7 @@ from rlx.data.frames import stacked_frames
 from rlx.data.reader import Reader
 from rlx.data.replay import DatasetReplay, Replay
 from rlx.data.sources import finish
-from rlx.data.specs import NO_ENV, spec_of_dataset
+from rlx.data.specs import spec_of_dataset
 from rlx.data.store import Layout
 from rlx.data.windows import WindowReader
 from rlx.envs import make_env, make_vector_env, probe, spec_of
@@ -53,7 +53,7 @@ from rlx.rewards import RewardTransform
 from rlx.rng import seeded
 from rlx.system import Allocation, available_memory, choose_device, enough_memory
 from rlx.trainers.trainer import Trainer
-from rlx.types import OBS, Spec, Windows
+from rlx.types import NO_ENV, OBS, Spec, Windows
 
 log = logging.getLogger("rlx")
 

@@ -15,8 +15,8 @@ import gymnasium as gym
 from omegaconf import DictConfig, OmegaConf
 
 from rlx.config import PYTHON
-from rlx.data.arrays import InMemoryConfig, as_dataset
 from rlx.data.dataset import TransitionDataset
+from rlx.data.sources import InMemoryConfig, as_dataset
 from rlx.envs.factory import EnvConfig
 from rlx.errors import UserError, require
 

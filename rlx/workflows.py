@@ -47,7 +47,6 @@ from rlx.data.episodes import apply_choices
 from rlx.data.inspect import inspect_dataset
 from rlx.data.minari import check_recordable, minari_root, write_minari
 from rlx.data.sources import choices_of, load_transition_dataset
-from rlx.data.specs import NO_ENV
 from rlx.envs.evaluation import evaluate_learner
 from rlx.errors import UserError
 from rlx.files import write_atomically
@@ -68,6 +67,7 @@ from rlx.run_folder import (
 from rlx.summary import nothing_to_do, summarise, summary_of
 from rlx.system import interruptible, memory_errors, set_threads
 from rlx.trainers.trainer import Trainer
+from rlx.types import NO_ENV
 
 log = logging.getLogger("rlx")
 

@@ -125,6 +125,9 @@ REPLAY = "rlx.data.replay.Replay"
 FORMER: dict[str, dict[str, Any]] = {  # `_target_` until 0.1 -> what says the same today
     "rlx.data.prioritized.PrioritizedReplay": {"_target_": REPLAY, "prioritized": True},
     "rlx.data.hindsight.HindsightReplay": {"_target_": REPLAY, "hindsight": True},
+    "rlx.data.arrays.load_in_memory": {"_target_": "rlx.data.sources.load_in_memory"},
+    "rlx.data.minari.load_minari": {"_target_": "rlx.data.sources.load_minari"},
+    "rlx.data.mixing.load_mix": {"_target_": "rlx.data.sources.load_mix"},
 }
 
 

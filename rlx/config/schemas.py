@@ -25,7 +25,7 @@ from rlx.learner import Learner
 GROUPS = {
     "algo": ("rlx.algos",),
     "env": ("rlx.envs.factory",),
-    "dataset": ("rlx.data.sources", "rlx.data.minari", "rlx.data.mixing", "rlx.data.arrays"),
+    "dataset": ("rlx.data.sources",),
     "replay": ("rlx.data.replay",),
     "encoder": ("rlx.nn.encoders",),
     "reward": ("rlx.rewards",),

@@ -31,7 +31,7 @@ from rlx.data.columns import (
 from rlx.errors import UserError
 from rlx.reporting import counted
 from rlx.returns import discounted_returns, going_on
-from rlx.types import Spec
+from rlx.types import NO_ENV, Spec
 
 log = logging.getLogger("rlx")
 
@@ -356,7 +356,7 @@ def check_fits(dataset: TransitionDataset, spec: Spec, any_env: bool = False) ->
 
 
 def _check_env(dataset: TransitionDataset, spec: Spec, any_env: bool) -> None:
-    if dataset.env_id is None or dataset.env_id == spec.env_id.rpartition(":")[2]:
+    if dataset.env_id is None or spec.env_id == NO_ENV or dataset.env_id == spec.env_id.rpartition(":")[2]:
         return
     if _family(dataset.env_id) != _family(spec.env_id) and not any_env:
         raise UserError(

@@ -33,6 +33,7 @@ RATIO = 1100  # bytes of arrays to a byte of the file, beyond that: deflate make
 CHUNKS = 20_000  # pieces that an HDF5 array of any size may have
 HEADER_LIMIT = 10_000  # bytes of the header of an array in an .npz; numpy has the same limit
 TEXT_BYTES = 4096  # of the name of an env
+COPIES = 4  # of an array that is stored by episodes: the parts, the whole, and obs and next_obs picked from it
 
 # What damaged files have made their readers raise.
 FAULTS = (

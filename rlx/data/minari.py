@@ -23,7 +23,6 @@ import urllib.request
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,28 +31,26 @@ import numpy as np
 
 from rlx.data.columns import LISTED, Array, printable
 from rlx.data.dataset import TransitionDataset
-from rlx.data.files import Allowance, env_name, existing, first_line, hdf5_array, hdf5_dataset, hdf5_file, readable
+from rlx.data.files import (
+    COPIES,
+    Allowance,
+    env_name,
+    existing,
+    first_line,
+    hdf5_array,
+    hdf5_dataset,
+    hdf5_file,
+    readable,
+)
 from rlx.data.pendulum_data import pendulum_mixed
-from rlx.data.sources import COPIES, DatasetConfig, finish
 from rlx.errors import UserError, nearest
 from rlx.files import read_bounded
-from rlx.types import Spec
 
 log = logging.getLogger("rlx")
 
 GOAL_KEYS = ("observation", "achieved_goal", "desired_goal")  # in the order in which they are joined
 STEP_KEYS = ("actions", "rewards", "terminations", "truncations")
 CONNECT_SECONDS = 3.0  # how long to wait for a sign of a network before a download
-
-
-@dataclass
-class MinariConfig(DatasetConfig):
-    """A Minari dataset by its id, from the local storage or downloaded."""
-
-    _target_: str = "rlx.data.minari.load_minari"
-    id: str | None = None  # such as D4RL/door/human-v2
-    download: bool = False  # fetch it when it is not there yet
-    root: str | None = None  # the folder of datasets; null: MINARI_DATASETS_PATH, else ~/.minari/datasets
 
 
 class Episode(NamedTuple):
@@ -82,12 +79,6 @@ BUILT_IN: Mapping[str, BuiltIn] = {
         lambda: [Episode(*arrays) for arrays in pendulum_mixed()],
     )
 }
-
-
-def load_minari(cfg: MinariConfig, spec: Spec, seed: int = 0) -> TransitionDataset:
-    if not cfg.id:
-        raise UserError(f"No Minari dataset is known for {spec.env_id}: set dataset.id=NAMESPACE/NAME-v0.")
-    return finish(read_minari(cfg.id, cfg.root, cfg.download), cfg, spec)
 
 
 def read_minari(dataset_id: str, root: str | None = None, download: bool = False) -> TransitionDataset:

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from rlx.data import minari as source
-from rlx.data.minari import Episode, MinariConfig, load_minari, read_minari, read_minari_folder, write_minari
+from rlx.data.minari import Episode, read_minari, read_minari_folder, write_minari
 from rlx.data.pendulum_data import EPISODES, pendulum_mixed, swing_up
+from rlx.data.sources import MinariConfig, load_minari
 from rlx.errors import UserError
 from rlx.types import Spec
 

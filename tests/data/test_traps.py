@@ -12,9 +12,16 @@ import rlx.cli
 import rlx.workflows
 from rlx.data import TransitionDataset, WindowSampler, inspect_dataset
 from rlx.data.episodes import reset_rows, with_episodes, with_terminals
-from rlx.data.mixing import MixConfig, load_mix
 from rlx.data.replay import DatasetReplay
-from rlx.data.sources import NpzConfig, finish, load_npz, load_transition_dataset, roll_out_random
+from rlx.data.sources import (
+    MixConfig,
+    NpzConfig,
+    finish,
+    load_mix,
+    load_npz,
+    load_transition_dataset,
+    roll_out_random,
+)
 from rlx.errors import UserError
 from rlx.types import Spec
 
