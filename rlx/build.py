@@ -8,7 +8,7 @@ import logging
 import math
 import sys
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,13 @@ log = logging.getLogger("rlx")
 
 def build(cfg: DictConfig, folder: Path, given: Given = NOTHING, progress: bool = True) -> Trainer:
     """Everything that a run is made of, from its config and from what was given besides."""
+    with ExitStack() as opened:  # where something fails, the envs that were made before are closed
+        trainer = _build(cfg, folder, given, progress, opened)
+        opened.pop_all()
+    return trainer
+
+
+def _build(cfg: DictConfig, folder: Path, given: Given, progress: bool, opened: ExitStack) -> Trainer:
     env_cfg = given.env_config(cfg)
     simulator = env_cfg.id != NO_ENV
     data = given.dataset  # read by now, or first of all, where the Spec comes from it
@@ -88,6 +95,8 @@ def build(cfg: DictConfig, folder: Path, given: Given = NOTHING, progress: bool 
         node = OmegaConf.structured(LocalConfig) if cfg.collector is None else cfg.collector  # older runs have none
         collector = instantiate(node, learner, make_envs, reward, int(cfg.seed), trust=cfg.trust)
     replay = None
+    if collector is not None:
+        opened.callback(collector.close)
     if collector is not None and any(phase.collect > 0 and not phase.on_policy for phase in phases):
         frames = None
         if any(box.is_image and box.dtype == "uint8" for box in spec.obs.values()):
@@ -95,7 +104,13 @@ def build(cfg: DictConfig, folder: Path, given: Given = NOTHING, progress: bool 
                 frames = stacked_frames(env, spec)
         replay = make_replay(cfg, spec, collector.num_envs, prior, frames)
         if replay.needs_env:  # it asks the env for rewards as long as the run lasts
-            replay.attach_env(make_env(env_cfg, cfg.trust), reward)
+            goal_env = make_env(env_cfg, cfg.trust)
+            opened.callback(goal_env.close)
+            replay.attach_env(goal_env, reward)
+    eval_envs = None
+    if simulator:
+        eval_envs = make_vector_env(env_cfg, 1 if single else min(cfg.trainer.eval_episodes, 10), cfg.trust)
+        opened.callback(eval_envs.close)
     trainer: Trainer = instantiate(
         cfg.trainer,
         cfg,
@@ -104,9 +119,7 @@ def build(cfg: DictConfig, folder: Path, given: Given = NOTHING, progress: bool 
         reward,
         folder,
         collector=collector,
-        eval_envs=make_vector_env(env_cfg, 1 if single else min(cfg.trainer.eval_episodes, 10), cfg.trust)
-        if simulator
-        else None,
+        eval_envs=eval_envs,
         replay=replay,
         prior=prior,
         dataset=dataset,
@@ -218,10 +231,9 @@ def make_bus(cfg: DictConfig, progress: bool = True) -> CallbackBus:
 
 
 def env_spec(cfg: EnvConfig, trust: Sequence[str] = ()) -> Spec:
-    env = make_env(cfg, trust)
-    probe(env, cfg)
-    spec = spec_of(env, cfg.id)
-    env.close()
+    with closing(make_env(cfg, trust)) as env:
+        probe(env, cfg)
+        spec = spec_of(env, cfg.id)
     return spec._replace(episode_limit=spec.episode_limit or cfg.max_episode_steps)
 
 
