@@ -10,6 +10,7 @@ yet. `terminated` stays as the env gave it.
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,9 @@ import torch
 
 from rlx.data.n_step import Ahead, sum_rewards
 from rlx.data.store import Gathered, Store, whole
+from rlx.envs.vector import EnvFault, is_finite, what_it_did
 from rlx.errors import UserError
+from rlx.reporting import counted
 from rlx.rewards import RewardTransform
 from rlx.types import Goal
 
@@ -175,7 +178,7 @@ class Hindsight:
         chosen = np.flatnonzero(rng.random(len(place)) < self.fraction)
         if not chosen.size:
             return
-        if self._compute_reward is None or self._transform is None:
+        if self._transform is None:
             raise RuntimeError("A hindsight replay needs an env before it is sampled: call attach_env.")
         store, layout = self.store, self.store.layout
         achieved, desired = slice(*self.goal.achieved), slice(*self.goal.desired)
@@ -187,12 +190,26 @@ class Hindsight:
         for obs in (batch.obs, batch.next_obs):
             obs.numpy()[chosen, desired] = goals
         if ahead is None:
-            raw = np.asarray(self._compute_reward(batch.next_obs.numpy()[chosen, achieved], goals, {}))
+            raw = self._rewards(batch.next_obs.numpy()[chosen, achieved], goals)
             batch.reward.numpy()[chosen] = self._transform(raw, batch.terminated.numpy()[chosen])
             return
         places = ahead.places[chosen]
         reached, wanted = store.next_obs(places.ravel(), achieved), np.repeat(goals, places.shape[1], axis=0)
-        raw = np.asarray(self._compute_reward(reached, wanted, {}))
+        raw = self._rewards(reached, wanted)
         reward = self._transform(raw, store.numbers(places, "terminated").numpy().ravel())
         total, _ = sum_rewards(torch.from_numpy(reward.reshape(places.shape)), ahead.steps[chosen], store.discount)
         batch.reward.numpy()[chosen] = total.numpy()
+
+    def _rewards(self, achieved: np.ndarray, desired: np.ndarray) -> np.ndarray:
+        """What the env gives for goals [n, dim]; a fault of its `compute_reward` ends the run in a sentence."""
+        assert self._compute_reward is not None
+        what = f"{self.store.layout.spec.env_id}: compute_reward of {counted(len(desired), 'goal')}"
+        try:
+            reward = np.asarray(self._compute_reward(achieved, desired, {}))
+        except (Exception, SystemExit) as error:
+            raise EnvFault(f"{what} {what_it_did(error)}", traceback.format_exc()) from error
+        if reward.shape != (len(desired),) or reward.dtype.kind not in "fiub":
+            raise EnvFault(f"{what} gave {reward.dtype} of shape {reward.shape}, not one reward for each")
+        if not is_finite(reward):
+            raise EnvFault(f"{what} gave rewards that are not finite")
+        return reward
