@@ -10,7 +10,7 @@ from typing import Any
 
 from rlx.choices import choices
 from rlx.config.overrides import parse_override
-from rlx.errors import UserError, nearest
+from rlx.errors import UserError, nearest, shown
 from rlx.paths import conf_dir
 
 LISTS = ("callbacks", "logger")  # groups of which several choices can be taken
@@ -228,11 +228,5 @@ def _sweep(text: str) -> str | None:
 def _plain(text: str, overrides: Sequence[str]) -> str:
     """Anything else: its first line, and what it was about."""
     first = next((line.strip() for line in text.splitlines() if line.strip()), "unknown error")
-    given = " ".join(overrides).replace("\n", " ")
-    return (
-        f"The configuration does not compose ({_short(first.rstrip('.'))}); given: {_short(given) or 'no overrides'}."
-    )
-
-
-def _short(text: str, limit: int = 300) -> str:
-    return text if len(text) <= limit else f"{text[:limit]}..."
+    given = shown(" ".join(overrides), 300) or "no overrides"
+    return f"The configuration does not compose ({shown(first.rstrip('.'), 300)}); given: {given}."

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rlx.errors import UserError, nearest
+from rlx.errors import UserError, nearest, shown
 from rlx.reporting import counted
 from rlx.system import available_memory
 
@@ -266,17 +266,12 @@ def _missing(column: str, keys: Collection[str], source: str) -> str:
             "(or 'terminals' and 'timeouts'), so save those two instead."
         )
     aliases = ", ".join(f"'{name}'" for name in ALIASES[column])
-    some = [printable(str(key), 60) for key in itertools.islice(keys, 100 * LISTED)]  # a file may have a million
+    some = [shown(key, 60) for key in itertools.islice(keys, 100 * LISTED)]  # a file may have a million
     close = nearest(column, some)
     hint = f"; did you mean '{close}'" if close else ""
     return (
         f"{source}: no key for '{column}': expected one of {aliases}, found {', '.join(sorted(some)[:LISTED])}{hint}."
     )
-
-
-def printable(text: str, limit: int = 160) -> str:
-    """Text from a file, fit to stand in a sentence."""
-    return "".join(c if c.isprintable() else "?" for c in text[:limit])
 
 
 def chunks(column: Any) -> Iterator[slice]:
@@ -299,7 +294,7 @@ def plain_dtype(dtype: np.dtype[Any], where: str) -> None:
     if dtype.kind == "O":
         raise UserError(f"{where} is an object array: expected plain numbers, and objects are never unpickled.")
     if dtype.kind not in "fiub":
-        raise UserError(f"{where} has dtype {printable(str(dtype), 60)}: expected floats, integers or booleans.")
+        raise UserError(f"{where} has dtype {shown(dtype, 60)}: expected floats, integers or booleans.")
 
 
 def _plain(array: Any, where: str) -> Array:
@@ -308,7 +303,7 @@ def _plain(array: Any, where: str) -> Array:
         try:
             array = np.asarray(array)
         except (ValueError, TypeError, RuntimeError) as error:
-            raise UserError(f"{where} is not an array ({printable(str(error))}): expected plain numbers.") from error
+            raise UserError(f"{where} is not an array ({shown(error)}): expected plain numbers.") from error
     plain_dtype(array.dtype, where)
     if array.ndim == 0:
         raise UserError(f"{where} is a single number: expected one row per transition.")

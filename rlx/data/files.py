@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlx.data.columns import Array, plain_dtype, printable
-from rlx.errors import UserError
+from rlx.data.columns import Array, plain_dtype
+from rlx.errors import UserError, shown
 from rlx.files import open_regular
 from rlx.system import available_memory
 
@@ -71,7 +71,7 @@ def readable(path: Path, kind: str) -> Iterator[None]:
 def first_line(error: BaseException) -> str:
     """The first line of what an exception says, which may quote the file."""
     lines = str(error).splitlines()
-    return printable(lines[0]) if lines else type(error).__name__
+    return shown(lines[0]) if lines else type(error).__name__
 
 
 def existing(path: str | Path, kind: str) -> Path:
@@ -84,7 +84,7 @@ def existing(path: str | Path, kind: str) -> Path:
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UserError(f"{file}: no such file; expected a dataset of kind {kind}, so check dataset.path.") from error
     except (OSError, ValueError) as error:
-        raise UserError(f"{printable(str(file))}: cannot be opened ({first_line(error)}).") from error
+        raise UserError(f"{shown(file)}: cannot be opened ({first_line(error)}).") from error
     if stat.S_ISDIR(state.st_mode):
         raise UserError(f"{file}: is a folder, expected a file of kind {kind}.")
     if not stat.S_ISREG(state.st_mode):
@@ -139,7 +139,7 @@ def start_of(file: Any, member: zipfile.ZipInfo) -> int:
     name, extra = struct.unpack("<HH", file.read(4))
     start = member.header_offset + 30 + name + extra
     if start + member.file_size > os.fstat(file.fileno()).st_size:
-        raise ValueError(f"'{printable(member.filename)}' is larger than the file")
+        raise ValueError(f"'{shown(member.filename)}' is larger than the file")
     file.seek(start)
     return int(start)
 
@@ -172,7 +172,7 @@ def read_header(file: Any, size: int) -> Header:
     shape, fortran, dtype = parse(io.BytesIO(raw[8:]))
     header = Header(shape, fortran, dtype, raw)
     if any(n < 0 for n in shape) or (header.nbytes != size - len(raw) and not dtype.hasobject):
-        raise ValueError(f"an array says it has shape {printable(str(shape), 60)}, which is not its size")
+        raise ValueError(f"an array says it has shape {shown(shape, 60)}, which is not its size")
     return header
 
 
@@ -268,7 +268,7 @@ def hdf5_file(path: Path) -> Iterator[Any]:
     import h5py
 
     def outward(name: bytes, info: Any) -> str | None:
-        return printable(name.decode(errors="replace")) if info.type == h5py.h5l.TYPE_EXTERNAL else None
+        return shown(name.decode(errors="replace")) if info.type == h5py.h5l.TYPE_EXTERNAL else None
 
     with readable(path, "hdf5"), h5py.File(path, "r") as file:
         link = file.id.links.visit(outward, info=True)  # the first name that it returns, or None

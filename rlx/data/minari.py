@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 
-from rlx.data.columns import LISTED, Array, printable
+from rlx.data.columns import LISTED, Array
 from rlx.data.dataset import TransitionDataset
 from rlx.data.files import (
     COPIES,
@@ -43,7 +43,7 @@ from rlx.data.files import (
     readable,
 )
 from rlx.data.pendulum_data import pendulum_mixed
-from rlx.errors import UserError, nearest
+from rlx.errors import UserError, nearest, shown
 from rlx.files import read_bounded
 
 log = logging.getLogger("rlx")
@@ -85,7 +85,7 @@ def read_minari(dataset_id: str, root: str | None = None, download: bool = False
     """The dataset of that id; built or downloaded first where that is possible and it is not there."""
     if len(dataset_id) > 250 or not re.fullmatch(r"[\w-]+([/.][\w-]+)*", dataset_id):
         raise UserError(
-            f"'{printable(dataset_id)}' is not a Minari id: expected one like D4RL/door/human-v2, or an existing file."
+            f"'{shown(dataset_id)}' is not a Minari id: expected one like D4RL/door/human-v2, or an existing file."
         )
     storage = minari_root(root)
     folder = storage / dataset_id
@@ -144,11 +144,11 @@ def read_minari_folder(folder: Path) -> TransitionDataset:
         raise UserError(f"{file}: cannot be read as Minari metadata: expected a JSON object.")
     stored = metadata.get("data_format", "hdf5")
     if stored != "hdf5":
-        kind = printable(str(stored), 60)
+        kind = shown(stored, 60)
         raise UserError(f"{folder}: stored as '{kind}', expected 'hdf5'; save it again with data_format='hdf5'.")
     stated = metadata.get("total_steps")
     if stated is not None and type(stated) is not int:
-        kind = printable(json.dumps(stated), 60)
+        kind = shown(json.dumps(stated), 60)
         raise UserError(f"{file}: total_steps is {kind}, expected an integer; get the dataset again.")
     data = _inside(folder, "main_data.hdf5")
     with hdf5_file(data) as h5:
@@ -215,7 +215,7 @@ def _read_obs(episode: Any, data: Path, image: tuple[int, ...] | None, allowance
     stored = episode.get("observations")
     if stored is not None and hasattr(stored, "keys"):
         if sorted(stored.keys()) != sorted(GOAL_KEYS):
-            parts = ", ".join(printable(key, 60) for key in itertools.islice(stored.keys(), LISTED))
+            parts = ", ".join(shown(key, 60) for key in itertools.islice(stored.keys(), LISTED))
             raise UserError(
                 f"{data}: key 'observations' has the parts {parts}, expected one array or the goal "
                 f"observations {', '.join(GOAL_KEYS)}."
@@ -263,7 +263,7 @@ def _image_shape(metadata: dict[str, Any], file: Path) -> tuple[int, ...] | None
     space = _json(metadata.get("observation_space"))
     shape = space.get("shape") or ()
     if not isinstance(shape, list | tuple) or not all(type(n) is int and 0 < n < 2**31 for n in shape):
-        raise UserError(f"{file}: the shape of observation_space is {printable(str(shape), 60)}, expected integers.")
+        raise UserError(f"{file}: the shape of observation_space is {shown(shape, 60)}, expected integers.")
     image = space.get("dtype") == "uint8" and len(shape) in (2, 3) and min(shape[:2]) >= 32
     return tuple(shape) if image and metadata.get("jpeg_encoding", True) else None
 

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlx.data.columns import Array, plain_dtype, printable
+from rlx.data.columns import Array, plain_dtype
 from rlx.data.files import readable, start_of
-from rlx.errors import UserError
+from rlx.errors import UserError, shown
 from rlx.files import open_regular
 
 PROGRAM_LIMIT = 2**18  # bytes of the pickle; a hundred tensors take some 20,000
@@ -61,7 +61,7 @@ class StoredTensor(NamedTuple):
 
 def refused(path: Path, what: str) -> UserError:
     return UserError(
-        f"{path}: holds {printable(what)}: expected a dict of dense tensors saved with torch.save, and nothing else is "
+        f"{path}: holds {shown(what)}: expected a dict of dense tensors saved with torch.save, and nothing else is "
         "ever unpickled."
     )
 
@@ -137,11 +137,11 @@ class TorchTensors:
     def _bytes(self, file: Any, name: str, limit: int) -> bytes:
         member = self.members[name]
         if member.compress_type != zipfile.ZIP_STORED or member.file_size > limit:
-            raise ValueError(f"'{printable(name)}' is compressed or has more than {limit:,} bytes")
+            raise ValueError(f"'{shown(name)}' is compressed or has more than {limit:,} bytes")
         start_of(file, member)
         data = bytes(file.read(member.file_size))
         if zlib.crc32(data) != member.CRC:
-            raise ValueError(f"wrong checksum of '{printable(name)}'")
+            raise ValueError(f"wrong checksum of '{shown(name)}'")
         return data
 
     def _follow(self, program: bytes) -> dict[str, Any]:

@@ -106,5 +106,5 @@ def test_different_data_cannot_be_mixed(pair):
 
 
 def test_exact_batches_use_all_rows(pair):
-    with pytest.raises(UserError, match="no meaning with exact_per_batch"):
+    with pytest.raises(UserError, match="no effect with exact_per_batch"):
         mix_transition_datasets(pair, {"expert": 1, "random": 1}, size=10, exact_per_batch=True)

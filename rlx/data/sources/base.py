@@ -6,10 +6,9 @@ import logging
 from dataclasses import dataclass
 from enum import Enum
 
-from rlx.data.columns import printable
 from rlx.data.dataset import TransitionDataset
 from rlx.data.episodes import Episodes, Terminals, apply_choices
-from rlx.errors import UserError
+from rlx.errors import UserError, shown
 from rlx.reporting import counted
 from rlx.types import Spec
 
@@ -67,7 +66,7 @@ def choices_of(terminals: str, episodes: str) -> DatasetConfig:
     for name, value, kind in (("terminals", terminals, Terminals), ("episodes", episodes, Episodes)):
         if value not in [choice.value for choice in kind]:
             listed = ", ".join(choice.value for choice in kind)
-            raise UserError(f"{name} must be one of {listed} ({name}={printable(str(value))}).")
+            raise UserError(f"{name} must be one of {listed} ({name}={shown(value)}).")
     return DatasetConfig(terminals=Terminals(terminals), episodes=Episodes(episodes))
 
 

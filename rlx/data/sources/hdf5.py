@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.data.columns import Array, assemble, printable
+from rlx.data.columns import Array, assemble
 from rlx.data.dataset import TransitionDataset
 from rlx.data.files import (
     COPIES,
@@ -22,7 +22,7 @@ from rlx.data.files import (
     hdf5_text,
 )
 from rlx.data.sources.base import DatasetConfig, Memory, finish
-from rlx.errors import UserError
+from rlx.errors import UserError, shown
 from rlx.types import Spec
 
 
@@ -87,6 +87,6 @@ def _number(h5: Any, key: str, file: Path, kinds: str) -> int:
     """A single number that is not negative."""
     stored = hdf5_dataset(h5, key, file)
     if stored.size != 1 or stored.dtype.kind not in kinds or not (value := np.ravel(stored[()])[0]) >= 0:
-        kind = f"shape {stored.shape} and dtype {printable(str(stored.dtype), 60)}"
+        kind = f"shape {stored.shape} and dtype {shown(stored.dtype, 60)}"
         raise UserError(f"{file}: key '{key}' must be a single number of at least 0; it has {kind}.")
     return int(value)
