@@ -190,11 +190,14 @@ MUTANTS: dict[str, list[Mutant]] = {
         ("log_ratio.exp() - 1.0 - log_ratio", "log_ratio.exp() - 1.0 + log_ratio", "not a divergence"),
     ),
     "ppo_lstm": of(
-        "algos/ppo_lstm.py",
+        "nn/fused.py",
         ("-torch.minimum(ratio * advantage", "-torch.maximum(ratio * advantage", "the larger surrogate"),
         ("ratio.clamp(1.0 - clip_range, 1.0 + clip_range)", "ratio", "no clip"),
-        ("(log_prob - old_log_prob).exp()\n    clipped", "(old_log_prob - log_prob).exp()\n    clipped", "1 / rho"),
-        ("torch.maximum(error, (near", "torch.minimum(error, (near", "the better of both values"),
+        ("ratio = (log_prob - old_log_prob).exp()", "ratio = (old_log_prob - log_prob).exp()", "1 / rho"),
+        ("(bound.abs() > error.abs())", "(bound.abs() < error.abs())", "the better of both values"),
+    )
+    + of(
+        "algos/ppo_lstm.py",
         ("tuple(part[lanes] for part in carry)", "tuple(part[: len(lanes)] for part in carry)", "carry of other lanes"),
         ("torch.randperm(lanes)", "torch.arange(lanes)", "lanes in order"),
         ("max(1, self.cfg.batch_size // steps)", "max(1, self.cfg.batch_size // lanes)", "batch_size is not in rows"),
