@@ -63,13 +63,13 @@ def _typed_values(trainer: Trainer) -> dict[str, str]:
     }
 
 
-def clock_of(trainer: Trainer) -> tuple[str, str]:
-    """What the metrics of a row are drawn over, and what goes before their names.
+def clock_of(trainer: Trainer, phase: str | None = None) -> tuple[str, str]:
+    """What the metrics of a row are drawn over, and what goes before their names; `phase` is the present one if None.
 
     Env steps where a run collects, updates where it does not. Pretraining has no env steps in a run that has: what it
     reports is drawn over updates under the name of its phase, so that every chart has one axis.
     """
-    phases, phase = trainer.settings.phases, trainer.state.phase
+    phases, phase = trainer.settings.phases, trainer.state.phase if phase is None else phase
     if not any(rules.collect > 0 for rules in phases.values()):
         return "updates", ""
     if phase in phases and phases[phase].collect == 0:

@@ -21,8 +21,9 @@ from rlx.callbacks.bus import Callback
 from rlx.config import resolved_values
 from rlx.errors import UserError
 from rlx.loggers.identity import COUNTERS, clock_of, identity_of
+from rlx.loggers.jsonl import rows_of
 from rlx.loggers.lineage import dataset_lineage
-from rlx.loggers.wandb_files import last_row, latest_id
+from rlx.loggers.wandb_files import last_row, latest_id, sessions
 from rlx.run_folder import refuse_link
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ class Wandb(Callback):
             if not self._restored:  # ended before its first checkpoint
                 self.run_id = latest_id(folder) or self.run_id
             self._recorded = last_row(folder, self.run_id)
+        resumed_here = bool(sessions(folder, self.run_id))  # the files may have been uploaded and deleted
         known = identity_of(trainer)
         tags = [tag for tag in (*self.cfg.tags, *known.tags) if 0 < len(tag) <= LONGEST_TAG]
         self._run = wandb.init(
@@ -123,6 +125,22 @@ class Wandb(Callback):
         self._drawn = set(COUNTERS)
         for name in COUNTERS:
             self._run.define_metric(name)
+        if resumed_here:
+            self._catch_up(trainer)
+
+    def _catch_up(self, trainer: Trainer) -> None:
+        """Write the rows before the checkpoint that the session before this one did not get to disk.
+
+        W&B's own process writes every few seconds, and none of its last rows if the run is killed.
+        """
+        state = trainer.state
+        first = next(iter(trainer.settings.phases))
+        offline = state.steps - state.env_steps  # updates that counted as steps
+        for row in rows_of(trainer):
+            online = row["env_steps"] > 0
+            metrics = {name: value for name, value in row.items() if value is not None}
+            phase, step = (state.phase, row["env_steps"] + offline) if online else (first, row["updates"])
+            self._write(metrics, step, *clock_of(trainer, phase))
 
     def _limits(self) -> dict[str, Any]:
         """How long wandb may take. Only a server is not waited for: rows that go to a file are never dropped."""
@@ -131,13 +149,13 @@ class Wandb(Callback):
         return {"init_timeout": PATIENCE, "x_service_wait": PATIENCE}  # and no limit at the end
 
     def on_log(self, trainer: Trainer, row: dict[str, Any]) -> None:
-        clock, before = clock_of(trainer)
-        metrics = {name if name in COUNTERS else f"{before}{name}": v for name, v in row.items() if name != "kind"}
-        self._write(trainer, clock, metrics)
+        self._write(row, trainer.state.steps, *clock_of(trainer))
 
-    def _write(self, trainer: Trainer, clock: str, metrics: dict[str, Any]) -> None:
+    def _write(self, row: dict[str, Any], step: int, clock: str, before: str) -> None:
+        """Send a row, unless a session before this one has recorded it."""
         assert self._run is not None, "a row came before run_start"
-        step, (last, names) = trainer.state.steps, self._recorded
+        metrics = {name if name in COUNTERS else f"{before}{name}": v for name, v in row.items() if name != "kind"}
+        last, names = self._recorded
         if step == last:  # a session that was killed may have recorded a part of it
             metrics = {name: value for name, value in metrics.items() if name in COUNTERS or name not in names}
         if step < last or metrics.keys() <= set(COUNTERS):
@@ -156,10 +174,9 @@ class Wandb(Callback):
         import wandb
 
         if self._run is not None:
-            clock, before = clock_of(trainer)
             counters = {name: getattr(trainer.state, name) for name in COUNTERS}
             video = wandb.Video(str(path), format=path.suffix.lstrip("."))
-            self._write(trainer, clock, {**counters, f"{before}eval/video": video})
+            self._write({**counters, "eval/video": video}, trainer.state.steps, *clock_of(trainer))
 
     def on_run_end(self, trainer: Trainer) -> None:
         if self._run is not None:
