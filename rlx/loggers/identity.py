@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rlx.trainers.trainer import Trainer
 
 MANIFEST = "sweep.json"  # in the folder of a sweep, whose runs are the folders beside it
-TAGGED = (*FIRST, "trainer", "experiment")  # groups whose choices tell runs apart
+TAGGED = (*FIRST, "replay", "trainer", "experiment")  # groups whose choices tell runs apart
 COUNTERS = ("env_steps", "updates", "epoch", "wall_time")  # in every row
 UNTOLD = ("hydra", "logger", "callbacks", "run_dir", "trust", "choices")  # overrides that change no result
 
@@ -35,8 +35,13 @@ class Identity:
     values: dict[str, str]  # KEY=VALUE as they were typed
 
     @property
+    def told(self) -> dict[str, str]:
+        """Those choices that tell runs apart."""
+        return {group: self.choices[group] for group in TAGGED if group in self.choices}
+
+    @property
     def tags(self) -> list[str]:
-        return [f"{group}={self.choices[group]}" for group in TAGGED if group in self.choices]
+        return [f"{group}={choice}" for group, choice in self.told.items()]
 
 
 def identity_of(trainer: Trainer) -> Identity:

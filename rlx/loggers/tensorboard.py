@@ -7,6 +7,7 @@ checkpoint by the number of a step, whatever it counts.
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlx.callbacks.bus import Callback
 from rlx.errors import UserError
+from rlx.loggers.gif import as_gif
 from rlx.loggers.identity import COUNTERS, clock_of, identity_of
 from rlx.run_folder import NAMES, refuse_link
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
     from rlx.trainers.trainer import Trainer
+
+log = logging.getLogger("rlx")
 
 
 @dataclass
@@ -60,30 +64,31 @@ class Tensorboard(Callback):
 
     def _writer(self, trainer: Trainer) -> tuple[SummaryWriter, int, str]:
         """Where to write now, at which step, and what goes before the name of a metric."""
+        clock, before = clock_of(trainer)
+        return self._open(trainer, before, clock), getattr(trainer.state, clock), before
+
+    def _open(self, trainer: Trainer, before: str, clock: str) -> SummaryWriter:
         from torch.utils.tensorboard import SummaryWriter
 
-        clock, before = clock_of(trainer)
         if before not in self._writers:
             folder = trainer.run_dir / self.cfg.folder / before
             self._writers[before] = SummaryWriter(str(folder), purge_step=self._purge.get(clock))
-        return self._writers[before], getattr(trainer.state, clock), before
+        return self._writers[before]
 
     def _describe(self, trainer: Trainer) -> None:
         """What the HParams tab shows of this run, in the same folder as its metrics.
 
         Every run tells its own; which of them differ, and between what, TensorBoard finds out from all.
         """
-        from torch.utils.tensorboard import SummaryWriter
         from torch.utils.tensorboard.summary import hparams
 
         known = identity_of(trainer)
-        values: dict[str, Any] = {"seed": trainer.cfg.get("seed"), **known.choices, **known.values}
+        values: dict[str, Any] = {"seed": trainer.cfg.get("seed"), **known.told, **known.values}
         values = {name: _number(value) for name, value in values.items() if value is not None}
-        clock = "env_steps" if any(p.collect > 0 for p in trainer.settings.phases.values()) else "updates"
-        folder = str(trainer.run_dir / self.cfg.folder)
-        writer = self._writers[""] = SummaryWriter(folder, purge_step=self._purge.get(clock))
-        _, started, _ = hparams(values, {})
-        writer.file_writer.add_summary(started)
+        collects = any(phase.collect > 0 for phase in trainer.settings.phases.values())
+        writer = self._open(trainer, "", "env_steps" if collects else "updates")
+        _, started, _ = hparams(values, {})  # type: ignore[no-untyped-call]
+        writer._get_file_writer().add_summary(started)  # type: ignore[no-untyped-call]
 
     def on_log(self, trainer: Trainer, row: dict[str, Any]) -> None:
         writer, step, before = self._writer(trainer)
@@ -94,6 +99,20 @@ class Tensorboard(Callback):
             self._counted = before, step
             for name in COUNTERS:
                 writer.add_scalar(f"{before}{name}", row[name], step)
+
+    def on_video(self, trainer: Trainer, path: Path, fps: float) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        try:
+            gif, (width, height) = as_gif(path, fps)
+        except (ImportError, OSError) as error:
+            first = str(error).partition("\n")[0]
+            log.warning("%s is not shown in TensorBoard, which takes a GIF: %s", path, first)
+            return
+        writer, step, before = self._writer(trainer)
+        image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=gif)
+        value = Summary.Value(tag=f"{before}eval/video", image=image)
+        writer._get_file_writer().add_summary(Summary(value=[value]), step)  # type: ignore[no-untyped-call]
 
     def on_checkpoint(self, trainer: Trainer, path: Any) -> None:
         for writer in self._writers.values():

@@ -1,13 +1,12 @@
 """Weights & Biases: `logger=wandb`, offline unless asked (`logger.wandb.mode=online`).
 
-The run id is part of the checkpoint, so that a resumed run goes on under the id it had. The config is sent resolved, but
-for what `${oc.env:...}` stands for: that stays on this machine, and so does whatever depends on it.
+The run id is part of the checkpoint, so that a resumed run goes on under the id it had. The config is sent resolved,
+but for what `${oc.env:...}` stands for: that stays on this machine, and so does whatever depends on it.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import socket
 import urllib.parse
@@ -23,7 +22,7 @@ from rlx.errors import UserError
 from rlx.loggers.identity import COUNTERS, clock_of, identity_of
 from rlx.loggers.jsonl import rows_of
 from rlx.loggers.lineage import dataset_lineage
-from rlx.loggers.wandb_files import last_row, latest_id, sessions
+from rlx.loggers.wandb_files import RUN_ID, last_row, latest_id, sessions
 from rlx.run_folder import refuse_link
 
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 
 PATIENCE = 3600.0  # seconds for wandb's own process to start, on however busy a machine
 MODES = ("offline", "online", "disabled")
-RUN_ID = re.compile(r"[0-9a-zA-Z_-]{1,64}")  # it becomes part of a file name
 LONGEST_TAG = 64  # characters that W&B takes
 
 
@@ -175,7 +173,7 @@ class Wandb(Callback):
 
         if self._run is not None:
             counters = {name: getattr(trainer.state, name) for name in COUNTERS}
-            video = wandb.Video(str(path), format=path.suffix.lstrip("."))
+            video = wandb.Video(str(path))
             self._write({**counters, "eval/video": video}, trainer.state.steps, *clock_of(trainer))
 
     def on_run_end(self, trainer: Trainer) -> None:

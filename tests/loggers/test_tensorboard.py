@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import io
+import logging
 import math
 
 import pytest
 from omegaconf import OmegaConf
+from PIL import Image
 
 from rlx.loggers.tensorboard import Tensorboard, TensorboardConfig
 
@@ -129,3 +132,32 @@ def test_the_hparams_tab_compares_the_runs_of_a_sweep(make_run, tmp_path, write)
         for group in groups
     }
     assert table == {"sac": (1e-3, "${oc.env:HOME}", [10.0]), "td3": (1e-3, "${oc.env:HOME}", [10.5])}
+
+
+def test_a_video_is_an_animated_image(make_run, tmp_path):
+    pytest.importorskip("imageio")
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    video = tmp_path / "episode.gif"
+    frames = [Image.new("RGB", (480, 320), color) for color in ("red", "green", "blue", "white")]
+    frames[0].save(video, save_all=True, append_images=frames[1:], duration=50)
+    run = make_run(steps=7)
+    logger = Tensorboard(TensorboardConfig())
+    logger.on_run_start(run)
+    logger.on_video(run, video, 20.0)
+    logger.on_run_end(run)
+    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    (event,) = events.Images("eval/video")
+    shown = Image.open(io.BytesIO(event.encoded_image_string))
+    assert (event.step, shown.format, shown.size, shown.n_frames) == (7, "GIF", (240, 160), 2)
+
+
+def test_a_video_that_cannot_be_read_is_told_and_nothing_else(make_run, tmp_path, caplog):
+    (tmp_path / "episode.mp4").write_bytes(b"no video")
+    run = make_run()
+    logger = Tensorboard(TensorboardConfig())
+    logger.on_run_start(run)
+    with caplog.at_level(logging.WARNING, "rlx"):
+        logger.on_video(run, tmp_path / "episode.mp4", 20.0)
+    logger.on_run_end(run)
+    assert "is not shown in TensorBoard" in caplog.text
