@@ -57,7 +57,7 @@ def _named_choices(known: Mapping[str, str | None], overrides: Sequence[str]) ->
     """What was chosen of each group, by name; an env that was given by its id alone is called by it."""
     chosen = {group: known[group] for group in (*GROUPS, "experiment") if known.get(group)}
     given = dict(override.partition("=")[::2] for override in overrides)
-    if "env" not in given and "env.id" in given:
+    if "env" not in given and given.get("env.id", DEFAULT_ENV) != DEFAULT_ENV:
         chosen["env"] = given["env.id"]
     return {group: str(name) for group, name in chosen.items()}
 
