@@ -8,6 +8,7 @@ take. The rate is that of learning: random steps before the first update are so 
 
 from __future__ import annotations
 
+import importlib
 import logging
 import sys
 import time
@@ -52,10 +53,10 @@ def display_handle() -> Any:
     """
     if "IPython" not in sys.modules:
         return None
-    from IPython import display, get_ipython
-
-    if getattr(get_ipython(), "kernel", None) is None:  # a terminal, or no IPython session at all
+    ipython: Any = sys.modules["IPython"]
+    if getattr(ipython.get_ipython(), "kernel", None) is None:  # a terminal, or no IPython session at all
         return None
+    display: Any = importlib.import_module("IPython.display")
     return display.display({"text/plain": ""}, raw=True, display_id=True)
 
 

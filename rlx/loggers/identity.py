@@ -74,7 +74,7 @@ def clock_of(trainer: Trainer, phase: str | None = None) -> tuple[str, str]:
     Env steps where a run collects, updates where it does not. Pretraining has no env steps in a run that has: what it
     reports is drawn over updates under the name of its phase, so that every chart has one axis.
     """
-    phases, phase = trainer.settings.phases, trainer.state.phase if phase is None else phase
+    phases, phase = trainer.plan.phases, trainer.state.phase if phase is None else phase
     if not any(rules.collect > 0 for rules in phases.values()):
         return "updates", ""
     if phase in phases and phases[phase].collect == 0:

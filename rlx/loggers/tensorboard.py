@@ -85,7 +85,7 @@ class Tensorboard(Callback):
         known = identity_of(trainer)
         values: dict[str, Any] = {"seed": trainer.cfg.get("seed"), **known.told, **known.values}
         values = {name: _number(value) for name, value in values.items() if value is not None}
-        collects = any(phase.collect > 0 for phase in trainer.settings.phases.values())
+        collects = any(phase.collect > 0 for phase in trainer.plan.phases.values())
         writer = self._open(trainer, "", "env_steps" if collects else "updates")
         _, started, _ = hparams(values, {})  # type: ignore[no-untyped-call]
         writer._get_file_writer().add_summary(started)  # type: ignore[no-untyped-call]

@@ -132,7 +132,7 @@ class Wandb(Callback):
         W&B's own process writes every few seconds, and none of its last rows if the run is killed.
         """
         state = trainer.state
-        first = next(iter(trainer.settings.phases))
+        first = next(iter(trainer.plan.phases))
         offline = state.steps - state.env_steps  # updates that counted as steps
         for row in rows_of(trainer):
             online = row["env_steps"] > 0

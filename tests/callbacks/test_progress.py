@@ -73,7 +73,8 @@ def test_one_line_that_is_replaced_in_a_notebook(make_trainer, monkeypatch, capl
     handle = FakeHandle()
     shell = SimpleNamespace(kernel=object()) if notebook else SimpleNamespace()  # that of a terminal has no kernel
     display = SimpleNamespace(display=lambda data, raw, display_id: handle)
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(display=display, get_ipython=lambda: shell))
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
     callbacks = {"evaluate": Evaluate(EvaluateConfig()), "progress": Progress(ProgressConfig(refresh=0))}
     with caplog.at_level(logging.INFO, "rlx"):
         drive(make_trainer(callbacks, scores=[-3.0, -7.0]))

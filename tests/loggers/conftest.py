@@ -30,7 +30,7 @@ def make_run(tmp_path):
             cfg=OmegaConf.create(cfg or {}),
             state=state,
             resumed=resumed,
-            settings=SimpleNamespace(phases=phases),
+            plan=SimpleNamespace(phases=phases),
             dataset=None,
         )
 
