@@ -44,9 +44,9 @@ def compose_config(overrides: Sequence[str]) -> DictConfig:
         try:
             check_choices(prepared, folders)
             cfg = compose("config", overrides=prepared, return_hydra_config=True)
+            cfg.choices = _named_choices(cfg.hydra.runtime.choices, prepared)
             with open_dict(cfg):
-                hydras = cfg.pop("hydra")
-            cfg.choices = _named_choices(hydras.runtime.choices, prepared)
+                del cfg["hydra"]
             OmegaConf.to_container(cfg, resolve=True)  # interpolations have to lead somewhere
         except UNREADABLE as error:
             raise UserError(explain(error, overrides, known_keys(overrides), folders)) from error

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlx.callbacks.bus import Callback
+from rlx.config import resolved_values
 from rlx.errors import UserError
 from rlx.loggers.gif import as_gif
 from rlx.loggers.identity import COUNTERS, clock_of, identity_of
@@ -83,7 +84,7 @@ class Tensorboard(Callback):
         from torch.utils.tensorboard.summary import hparams
 
         known = identity_of(trainer)
-        values: dict[str, Any] = {"seed": trainer.cfg.get("seed"), **known.told, **known.values}
+        values: dict[str, Any] = {"seed": resolved_values(trainer.cfg).get("seed"), **known.told, **known.values}
         values = {name: _number(value) for name, value in values.items() if value is not None}
         collects = any(phase.collect > 0 for phase in trainer.plan.phases.values())
         writer = self._open(trainer, "", "env_steps" if collects else "updates")

@@ -95,7 +95,7 @@ def test_a_resume_hides_what_came_after_its_checkpoint(make_run, scalars, write)
     assert scalars("eval/return_mean") == [(10, 5.0), (20, 10.0), (30, 15.0)]
 
 
-def test_the_hparams_tab_compares_the_runs_of_a_sweep(make_run, tmp_path, write):
+def test_the_hparams_tab_compares_the_runs_of_a_sweep(make_run, tmp_path, write, monkeypatch):
     """As TensorBoard's own backend reads it: a session per run, hyperparameters from all of them, and their metrics."""
     backend_context = pytest.importorskip("tensorboard.plugins.hparams.backend_context")
     from tensorboard import context
@@ -103,9 +103,10 @@ def test_the_hparams_tab_compares_the_runs_of_a_sweep(make_run, tmp_path, write)
     from tensorboard.plugins import base_plugin
     from tensorboard.plugins.hparams import api_pb2, get_experiment, list_session_groups
 
+    monkeypatch.setenv("A_SEED", "4711")
     sweep = tmp_path / "sweep"
     for i, algo in enumerate(("sac", "td3")):
-        cfg = {"seed": 4, "choices": {"algo": algo, "reward": "clip_1"}}
+        cfg = {"seed": "${oc.env:A_SEED}", "choices": {"algo": algo, "reward": "clip_1"}}
         run = make_run(cfg=cfg, folder=sweep / f"00{i}_algo={algo}")
         typed = [f"algo={algo}", "algo.lr=1e-3", "logger=wandb", "~callbacks.progress", "key=${oc.env:HOME}"]
         (run.run_dir / "overrides.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(typed)))
@@ -125,13 +126,15 @@ def test_the_hparams_tab_compares_the_runs_of_a_sweep(make_run, tmp_path, write)
     groups = list_session_groups.Handler(asked, backend, "", request).run().session_groups
     table = {
         group.hparams["algo"].string_value: (
+            group.hparams["seed"].string_value,
             group.hparams["algo.lr"].number_value,
             group.hparams["key"].string_value,
             [value.value for value in group.metric_values if value.name.tag == "eval/return_mean"],
         )
         for group in groups
     }
-    assert table == {"sac": (1e-3, "${oc.env:HOME}", [10.0]), "td3": (1e-3, "${oc.env:HOME}", [10.5])}
+    same = ("${oc.env:A_SEED}", 1e-3, "${oc.env:HOME}")
+    assert table == {"sac": (*same, [10.0]), "td3": (*same, [10.5])}
 
 
 def test_a_video_is_an_animated_image(make_run, tmp_path):
