@@ -13,7 +13,7 @@ FILES = sorted((ROOT / "rlx").rglob("*.py"))
 
 # packages that are optional, or so heavy that only what needs them imports them
 HEAVY = (
-    "h5py", "minari", "wandb", "PIL", "imageio", "rich", "ray", "tensorboard", "torch.utils.tensorboard",
+    "h5py", "minari", "wandb", "PIL", "imageio_ffmpeg", "rich", "ray", "tensorboard", "torch.utils.tensorboard",
     "torch._inductor",
 )  # fmt: skip
 

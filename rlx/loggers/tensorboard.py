@@ -106,7 +106,7 @@ class Tensorboard(Callback):
 
         try:
             gif, (width, height) = as_gif(path, fps)
-        except (ImportError, OSError) as error:
+        except (ImportError, OSError, RuntimeError) as error:
             first = str(error).partition("\n")[0]
             log.warning("%s is not shown in TensorBoard, which takes a GIF: %s", path, first)
             return

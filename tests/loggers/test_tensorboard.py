@@ -6,7 +6,7 @@ import math
 
 import pytest
 from omegaconf import OmegaConf
-from PIL import Image
+from PIL import Image, ImageSequence
 
 from rlx.loggers.tensorboard import Tensorboard, TensorboardConfig
 
@@ -138,11 +138,14 @@ def test_the_hparams_tab_compares_the_runs_of_a_sweep(make_run, tmp_path, write,
 
 
 def test_a_video_is_an_animated_image(make_run, tmp_path):
-    pytest.importorskip("imageio")
+    ffmpeg = pytest.importorskip("imageio_ffmpeg")
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    video = tmp_path / "episode.gif"
-    frames = [Image.new("RGB", (480, 320), color) for color in ("red", "green", "blue", "white")]
-    frames[0].save(video, save_all=True, append_images=frames[1:], duration=50)
+    video = tmp_path / "episode.mp4"
+    writer = ffmpeg.write_frames(str(video), (480, 320), fps=20, ffmpeg_log_level="error")
+    writer.send(None)
+    for color in ("red", "red", "blue", "blue"):
+        writer.send(Image.new("RGB", (480, 320), color).tobytes())
+    writer.close()
     run = make_run(steps=7)
     logger = Tensorboard(TensorboardConfig())
     logger.on_run_start(run)
@@ -152,7 +155,10 @@ def test_a_video_is_an_animated_image(make_run, tmp_path):
     events.Reload()
     (event,) = events.Images("eval/video")
     shown = Image.open(io.BytesIO(event.encoded_image_string))
-    assert (event.step, shown.format, shown.size, shown.n_frames) == (7, "GIF", (240, 160), 2)
+    assert (event.step, shown.format, shown.size, shown.n_frames) == (7, "GIF", (240, 160), 2), "every second frame"
+    assert shown.info["duration"] == 100
+    colors = [frame.convert("RGB").getpixel((120, 80)) for frame in ImageSequence.Iterator(shown)]
+    assert [color.index(max(color)) for color in colors] == [0, 2], "red, then blue"
 
 
 def test_a_video_that_cannot_be_read_is_told_and_nothing_else(make_run, tmp_path, caplog):
