@@ -388,7 +388,7 @@ def test_only_regular_files_are_read(name: str, folder: Path, tmp_path: Path) ->
 
 def test_sizes_are_compared_before_reading(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sparse file of a terabyte costs nothing; nor does one that the manifest knows of and memory could not hold."""
-    monkeypatch.setattr(module, "_verified", None)  # nothing may be read
+    monkeypatch.setattr(module, "verified", None)  # nothing may be read
     with (folder / "learner.safetensors").open("ab") as file:
         file.truncate(2**40)
     is_damaged(folder)
