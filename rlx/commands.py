@@ -211,6 +211,8 @@ def evaluate(arguments: list[str]) -> int:
         found["algo"], found["env"], found["eval/return_mean"], found["eval/return_std"],
         counted(found["episodes"], "episode"), found["eval/length_mean"], success,
     )  # fmt: skip
+    if video is not None:
+        log.info("Video: %s", video)
     return 0
 
 

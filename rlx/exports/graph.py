@@ -49,9 +49,9 @@ class Port(NamedTuple):
 class PolicyGraph(nn.Module):
     """A learner's actor from raw observations to actions in the env's units; its carry goes in and comes out."""
 
-    half: Tensor
-    middle: Tensor
-    limit: Tensor
+    action_half: Tensor  # see `box_scale`
+    action_middle: Tensor
+    action_limit: Tensor
 
     def __init__(self, learner: Learner):
         super().__init__()
@@ -59,7 +59,9 @@ class PolicyGraph(nn.Module):
         self.scaled = not self.spec.discrete
         if self.scaled:
             low, high = np.array(self.spec.action_low, np.float32), np.array(self.spec.action_high, np.float32)
-            for name, values in zip(("half", "middle", "limit"), box_scale(low, high), strict=True):
+            for name, values in zip(
+                ("action_half", "action_middle", "action_limit"), box_scale(low, high), strict=True
+            ):
                 self.register_buffer(name, torch.from_numpy(values))
         with torch.no_grad():
             self.initial = learner.actor.initial(1)
@@ -103,7 +105,10 @@ class PolicyGraph(nn.Module):
         acted = actor.act(obs, carry, False)
         action = acted.action
         if self.scaled:
-            action = torch.minimum(torch.maximum(action, -self.limit), self.limit) * self.half + self.middle
+            action = (
+                torch.minimum(torch.maximum(action, -self.action_limit), self.action_limit) * self.action_half
+                + self.action_middle
+            )
         return action, *acted.carry
 
 
@@ -251,6 +256,6 @@ def _apart(expected: np.ndarray, found: np.ndarray, graph: PolicyGraph) -> np.nd
     """[N] how far apart the actions of each row are; for choices, whether they differ."""
     difference: np.ndarray = np.abs(expected.astype(np.float64) - found)
     if graph.scaled:
-        difference /= np.maximum(graph.half.numpy(), 1.0) * np.maximum(np.abs(expected), 1.0)
+        difference /= np.maximum(graph.action_half.numpy(), 1.0) * np.maximum(np.abs(expected), 1.0)
     worst: np.ndarray = difference.reshape(len(difference), -1).max(1)
     return worst
