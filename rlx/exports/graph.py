@@ -27,7 +27,7 @@ from rlx.envs.actions import box_scale
 from rlx.errors import RunFailed, UserError, shown
 from rlx.learner import Actor, Learner
 from rlx.policy import Policy
-from rlx.types import OBS, Spec
+from rlx.types import OBS, Carry, Spec
 
 TOLERANCE = 1e-5  # of the ONNX graph's actions against those of `Policy.act`, in units of half the action's range
 TIES = 0.02  # share of rows that may differ by more: two choices that are equally good up to rounding
@@ -90,7 +90,8 @@ class PolicyGraph(nn.Module):
         rest = iter(inputs)
         parts = {name: next(rest) for name in self.spec.obs}
         obs: Any = parts if self.spec.boxes else parts[OBS]
-        actor, carry = self.learner.actor, ()
+        actor = self.learner.actor
+        carry: Carry = ()
         if self.initial:
             start = next(rest)
             reward = next(rest) if self.takes_reward else None
