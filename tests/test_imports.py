@@ -13,8 +13,8 @@ FILES = sorted((ROOT / "rlx").rglob("*.py"))
 
 # packages that are optional, or so heavy that only what needs them imports them
 HEAVY = (
-    "h5py", "minari", "wandb", "PIL", "rich", "ray", "torch.utils.tensorboard", "torch._inductor", "onnx", "onnxruntime",
-    "onnxscript", "imageio_ffmpeg",
+    "h5py", "minari", "wandb", "PIL", "rich", "ray", "torch.utils.tensorboard", "torch._inductor", "onnx",
+    "onnxruntime", "onnxscript", "imageio_ffmpeg",
 )  # fmt: skip
 
 # from the lowest to the highest: a module imports from its own layer and from those before it
