@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlx.agent import LearnerAgent
-from rlx.envs.evaluation import Episodes, run_episodes
+from rlx.envs.evaluation import EvaluatedEpisodes, run_episodes
 from rlx.envs.factory import EnvConfig
 from rlx.envs.rendering import FRAMES, Filmed, fps_of, frame_of, make_rendered
 from rlx.envs.vector import SyncEnvs
@@ -35,7 +35,7 @@ class Recording(NamedTuple):
 
     path: Path
     fps: float
-    episodes: Episodes
+    episodes: EvaluatedEpisodes
 
 
 class Mp4:

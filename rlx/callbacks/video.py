@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx.callbacks.bus import Callback
-from rlx.callbacks.metrics import INTERRUPTED
 from rlx.errors import UserError
 from rlx.fields import check_numbers, number
 from rlx.run_folder import refuse_link
+from rlx.system import INTERRUPTED
 from rlx.video import check_video, record
 
 if TYPE_CHECKING:

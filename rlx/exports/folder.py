@@ -24,14 +24,14 @@ import yaml
 from rlx.checkpoint import (
     EXPORT,
     MALFORMED,
-    Checkpoint,
+    CheckpointData,
     DamagedCheckpoint,
     check_room,
     dump,
     entry_of,
+    one_line,
     read_tensors,
     spec_from,
-    told,
     verified,
 )
 from rlx.config.text import CONFIG_LIMIT
@@ -94,7 +94,7 @@ def check_target(folder: Path) -> None:
         raise UserError(f"{folder} holds other files than those of an export; choose another folder (--out DIR).")
 
 
-def read_export(folder: Path) -> Checkpoint:
+def read_export(folder: Path) -> CheckpointData:
     """Read and verify what `write_export` has written; DamagedCheckpoint if it is anything else."""
     try:
         about = json.loads(read_bounded(folder / EXPORT, LIMIT, follow=False))
@@ -109,12 +109,12 @@ def read_export(folder: Path) -> Checkpoint:
             raise ValueError("the learner's counters are not counters")
         config = yaml.safe_dump(about["config"], sort_keys=False, allow_unicode=True)
     except MALFORMED as error:
-        raise DamagedCheckpoint(f"{EXPORT} holds what rlx does not write ({told(error)})") from error
+        raise DamagedCheckpoint(f"{EXPORT} holds what rlx does not write ({one_line(error)})") from error
     check_room(folder, {WEIGHTS: size})
     data = verified(folder / WEIGHTS, entry)
     try:
         tensors = {f"model.{name}": tensor for name, tensor in read_tensors(data).items()}
     except MALFORMED as error:
-        raise DamagedCheckpoint(f"{WEIGHTS} holds what rlx does not write ({told(error)})") from error
+        raise DamagedCheckpoint(f"{WEIGHTS} holds what rlx does not write ({one_line(error)})") from error
     state = {"learner": counters, "trainer": about.get("trained") or {}}
-    return Checkpoint(config, spec, state, {"learner": tensors}, path=folder)
+    return CheckpointData(config, spec, state, {"learner": tensors}, path=folder)

@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from rlx.checkpoint import Checkpoint
+from rlx.checkpoint import CheckpointData
 from rlx.config import PYTHON, as_written, parse, refuse_foreign_env
 from rlx.envs import EnvConfig, make_env
 from rlx.errors import RunFailed, UserError
@@ -29,7 +29,7 @@ def export_policy(
     folder: Path,
     learner: Learner,
     cfg: DictConfig,
-    saved: Checkpoint,
+    saved: CheckpointData,
     run_dir: Path | None,
     onnx: bool,
     trust: tuple[str, ...],
