@@ -273,7 +273,7 @@ FOREIGN = {
     "counters": (lambda v: v.update(learner={"updates": "many"}), "is damaged"),
     "large network": (lambda v: v["config"]["algo"].update(hidden=[60000, 60000]), "larger networks"),
     "size": (lambda v: v["files"]["policy.safetensors"].update(size=10**12), "is damaged"),
-    "no config": (lambda v: v.update(config=[1, 2]), "not whole"),
+    "no config": (lambda v: v.update(config=[1, 2]), "is incomplete"),
     "a list": (lambda v: v.update(files=[]), "is damaged"),
 }
 
