@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from rlx.data.dataset import TransitionDataset
+    from rlx.envs.factory import EnvConfig
     from rlx.envs.vector import VectorEnv
 
 BUDGETS = ("max_env_steps", "max_updates", "max_epochs", "max_seconds", "completed")
@@ -133,6 +134,7 @@ class Trainer:
         replay: Replay | None = None,
         prior: Reader | None = None,
         dataset: TransitionDataset | None = None,
+        env_config: EnvConfig | None = None,
     ):
         self.plan = plan  # budgets, intervals and phases: the group `trainer`
         self.cfg = cfg  # of the whole run
@@ -142,6 +144,7 @@ class Trainer:
         self.reward = reward
         self.run_dir = run_dir
         self.dataset = dataset
+        self.env_config = env_config  # to make further envs by; None: there is no simulator
         self.replay = replay
         self.prior = prior
         self.state = TrainerState()
