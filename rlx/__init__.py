@@ -12,6 +12,7 @@ What there is:
     train, resume               run experiments; each returns a Result
     evaluate, load, predict     use what was trained
     collect, inspect_data       make a Minari dataset from a policy; look into a dataset
+    runs                        the runs below a folder and their metrics, as plain columns
     load_transition_dataset     a TransitionDataset from a file, a run or a Minari id
     Result, Policy, TransitionDataset, UserError, RunFailed
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from rlx.data.sources import load_transition_dataset
     from rlx.errors import RunFailed, UserError
     from rlx.policy import Policy
+    from rlx.report.tables import runs
     from rlx.workflows import Result, collect, evaluate, inspect_data, load, predict, resume, train
 
 __version__ = "0.1.0"
@@ -41,6 +43,7 @@ _HOMES = {
     "load": "rlx.workflows",
     "collect": "rlx.workflows",
     "inspect_data": "rlx.workflows",
+    "runs": "rlx.report.tables",
     "load_transition_dataset": "rlx.data.sources",
     "Result": "rlx.workflows",
     "Policy": "rlx.policy",
@@ -61,6 +64,7 @@ __all__ = [
     "load_transition_dataset",
     "predict",
     "resume",
+    "runs",
     "train",
 ]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from rlx.data.files import existing, expanded
+from rlx.data.files import existing
 from rlx.data.minari import find_minari
 from rlx.data.sources import find_run
 from rlx.errors import UserError
