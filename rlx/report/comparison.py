@@ -182,8 +182,8 @@ def cautions(
         states = {state: sum(run.state == state for run in left_out) for state in {run.state for run in left_out}}
         counts = ", ".join(f"{n} {'not evaluated' if s == 'done' else s}" for s, n in sorted(states.items()))
         said.append(
-            f"{len(left_out)} of {len(runs)} runs are left out of the comparison ({counts}). If methods differ in how "
-            "often they fail, the figures here flatter those that do."
+            f"{len(left_out)} of {len(runs)} runs are left out of the comparison ({counts}). Where some methods "
+            "fail more often than others, these figures flatter them."
         )
     if not methods:
         said.append("No method has a finished run on every environment, so nothing is aggregated over them.")

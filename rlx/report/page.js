@@ -184,13 +184,14 @@
   const layout = (more) => ({
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", autosize: true, showlegend: false,
     font: { family: "system-ui, sans-serif", size: 12, color: variable("--ink") },
-    margin: { l: 52, r: 14, t: 10, b: 44 }, height: 320, hovermode: "closest",
+    margin: { l: 52, r: 14, t: 26, b: 44 }, height: 320, hovermode: "closest",
+    modebar: { bgcolor: "rgba(0,0,0,0)", color: variable("--quiet"), activecolor: variable("--accent") },
     hoverlabel: { bgcolor: variable("--surface"), bordercolor: variable("--line"), font: { color: variable("--ink") } },
     ...more,
   });
   const config = {
-    displaylogo: false, responsive: true,
-    modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "toggleSpikelines"],
+    displaylogo: false, responsive: true, displayModeBar: "hover",
+    modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]], // none that sends anything anywhere
     toImageButtonOptions: { format: "svg" },
   };
   const bandOf = (x, low, high, i) => ({
@@ -207,7 +208,11 @@
   const drawNow = async (target) => {
     await library;
     const figure = draws.get(target)?.();
-    if (figure) await Plotly.react(target, figure[0], layout(figure[1]), config);
+    if (figure) {
+      const made = layout(figure[1]);
+      target.style.minHeight = `${made.height}px`;
+      await Plotly.react(target, figure[0], made, config);
+    }
     target.dataset.drawn = "true";
   };
   const chart = (target, draw) => {
@@ -353,12 +358,12 @@
     const titles = { iqm: "IQM", median: "median", mean: "mean", gap: "optimality gap (lower is better)" };
     chart(byId("aggregate-chart"), () => {
       const narrow = byId("aggregate-chart").clientWidth < 700;
-      const more = { height: Math.max(220, 26 * methods.length + 80) * (narrow ? 2.2 : 1), grid: narrow
+      const more = { height: Math.max(narrow ? 160 : 220, 26 * methods.length + 80) * (narrow ? 4 : 1), grid: narrow
         ? { rows: 4, columns: 1, pattern: "independent", ygap: 0.35 } : { rows: 1, columns: 4, pattern: "independent", xgap: 0.06 } };
       const traces = Object.keys(titles).map((name, k) => {
         const place = k ? { xaxis: `x${k + 1}`, yaxis: `y${k + 1}` } : {};
         more[k ? `xaxis${k + 1}` : "xaxis"] = axisStyle({ title: { text: titles[name], standoff: 6 } });
-        more[k ? `yaxis${k + 1}` : "yaxis"] = axisStyle({ autorange: "reversed", showticklabels: narrow || !k });
+        more[k ? `yaxis${k + 1}` : "yaxis"] = axisStyle({ autorange: "reversed", dtick: 1, showticklabels: narrow || !k });
         return intervals(comparison.aggregates[name], names, methods.map(color), place);
       });
       return [traces, more];
@@ -398,9 +403,8 @@
     chart(target, () => [[intervals(effects.map((e) => e.effect), names, effects.map(() => color(0)), {})], {
       height: Math.max(180, 34 * effects.length + 90),
       xaxis: axisStyle({ title: { text: data.envs.length === 1 ? "difference in return" : "difference in score" }, zeroline: true, zerolinecolor: variable("--quiet") }),
-      yaxis: axisStyle({ autorange: "reversed" }),
+      yaxis: axisStyle({ autorange: "reversed", dtick: 1 }),
     }]);
-    target.style.minHeight = "180px";
   }
   for (const search of data.searches) {
     const place = byId("searches");
