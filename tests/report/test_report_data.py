@@ -138,7 +138,7 @@ def test_a_run_given_twice_counts_once_and_names_stay_apart(tmp_path: Path) -> N
 def test_what_holds_no_run_is_refused_in_a_sentence(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="not a folder|holds no run"):
+    with pytest.raises(UserError, match=r"not a folder|holds no run"):
         collect([tmp_path / name])
 
 

@@ -159,8 +159,8 @@ def made(finals: dict[tuple[str, str, str], list[float]]) -> list[Run]:
 
 
 def test_effects_hold_the_other_choices_fixed() -> None:
-    runs = made({("a", "x", "e"): [10.0, 12.0], ("b", "x", "e"): [1.0], ("a", "y", "e"): [21.0], ("b", "y", "e"): [16.0],
-                 ("c", "y", "e"): [100.0]})  # fmt: skip
+    runs = made({("a", "x", "e"): [10.0, 12.0], ("b", "x", "e"): [1.0], ("a", "y", "e"): [21.0],
+                 ("b", "y", "e"): [16.0], ("c", "y", "e"): [100.0]})  # fmt: skip
     grouping = group(Collection([], runs, [], []))
     assert grouping.keys == ["algo", "reward"]
     found = effects(runs, grouping)
