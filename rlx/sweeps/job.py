@@ -7,7 +7,6 @@ as on the command line; what was read from a manifest is data, as a saved config
 from __future__ import annotations
 
 import logging
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +28,7 @@ from rlx.config import (
 from rlx.config.overrides import search_path
 from rlx.errors import Interrupted, RunFailed, UserError, shown
 from rlx.reporting import closing_lines
-from rlx.run_folder import RunLock
+from rlx.run_folder import in_use
 
 log = logging.getLogger("rlx")
 
@@ -97,15 +96,14 @@ def _run(task: Task) -> workflows.Result:
     folder = Path(task.folder)
     wait_until_free(folder)
     if task.begun:
-        trust = needed_trust(compose_config(task.overrides)) if task.typed else ()
-        return workflows.resume_run(folder, *task.changes, trust=(*trust, *task.trust))
+        return workflows.resume_run(folder, *task.changes, trust=trust_of(task))
     return workflows.run(prepare(task), [*task.overrides, *task.changes], run_dir=folder)
 
 
 def prepare(task: Task) -> DictConfig:
     """The config that a task runs with, checked as far as that is possible without an env."""
     if task.begun:
-        trust = (*needed_trust(compose_config(task.overrides)), *task.trust) if task.typed else task.trust
+        trust = trust_of(task)
         cfg = load_config(read_config(Path(task.folder)), fit_numbers(task.changes), trust)
         refuse_foreign_env(cfg, trust)
     elif task.typed:
@@ -114,6 +112,11 @@ def prepare(task: Task) -> DictConfig:
         cfg = compose_read(task)
     check(cfg)
     return cfg
+
+
+def trust_of(task: Task) -> tuple[str, ...]:
+    """What the user trusts in a run that has begun: by name, and whatever the overrides need that were typed."""
+    return (*needed_trust(compose_config(task.overrides)), *task.trust) if task.typed else task.trust
 
 
 def compose_read(task: Task) -> DictConfig:
@@ -132,9 +135,5 @@ def compose_read(task: Task) -> DictConfig:
 def wait_until_free(folder: Path, seconds: float = PATIENCE) -> None:
     """A job of a sweep that was killed may still be saving: wait for it, then let the run say who holds its folder."""
     end = time.monotonic() + seconds
-    while os.path.lexists(folder / ".lock") and time.monotonic() < end:
-        try:
-            with RunLock(folder):
-                return
-        except UserError:
-            time.sleep(0.2)
+    while in_use(folder) and time.monotonic() < end:
+        time.sleep(0.2)

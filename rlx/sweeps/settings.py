@@ -100,14 +100,13 @@ def read_plan(arguments: Sequence[str]) -> Plan:
                 "which each job has its own."
             )
     ours, jobs = split(overrides)
-    dimensions = [read_dimension(override, overrides) for override in jobs]
+    dimensions = latest([read_dimension(override, overrides) for override in jobs])
     hydra = compose_hydra(dimensions, ours)
     params = hydra.sweeper.get("params") or {}
     typed = {dimension.name for dimension in dimensions}
     more = fit_numbers([f"{key}={_text(value)}" for key, value in params.items()], sweep=True)
     from_yaml = [read_dimension(override, overrides) for override in more]
     dimensions = [d for d in from_yaml if d.name not in typed] + dimensions
-    refuse_twice(dimensions)
     return Plan(given, dimensions, hydra, sweep_folder(name, ours, hydra), hydra_overrides=ours)
 
 
@@ -178,14 +177,19 @@ def _values(read: Override, overrides: Sequence[str]) -> list[str]:
 
 def _text(value: Any) -> str:
     """A value of hydra.sweeper.params: a text is in the grammar of the command line, a list is a list."""
-    return value if isinstance(value, str) else literal(OmegaConf.to_object(value) if OmegaConf.is_config(value) else value)
+    return (
+        value
+        if isinstance(value, str)
+        else literal(OmegaConf.to_object(value) if OmegaConf.is_config(value) else value)
+    )
 
 
-def refuse_twice(dimensions: Sequence[Dimension]) -> None:
-    names = [dimension.name for dimension in dimensions]
-    for dimension in dimensions:
-        if dimension.swept and names.count(dimension.name) > 1:
-            raise UserError(f"{dimension.name} is given twice and {shown(dimension.text)} sweeps over it; give it once.")
+def latest(dimensions: Sequence[Dimension]) -> list[Dimension]:
+    """Where a key is swept and given more than once, the last one wins, as anywhere on a command line."""
+    keys = [dimension.key.lstrip("+") for dimension in dimensions]
+    swept = {key for key, dimension in zip(keys, dimensions, strict=True) if dimension.swept}
+    last = {key: i for i, key in enumerate(keys)}
+    return [d for i, (key, d) in enumerate(zip(keys, dimensions, strict=True)) if key not in swept or last[key] == i]
 
 
 def compose_hydra(dimensions: Sequence[Dimension], ours: Sequence[str]) -> DictConfig:
@@ -193,7 +197,7 @@ def compose_hydra(dimensions: Sequence[Dimension], ours: Sequence[str]) -> DictC
     check_hydra(ours)
     first = [dimension.override(dimension.values[0]) for dimension in dimensions]
     with naming(", ".join(d.override(d.values[0]) for d in dimensions if d.swept)):
-        hydra = compose_config([*first, *ours], hydra_too=True).hydra
+        hydra: DictConfig = compose_config([*first, *ours], hydra_too=True).hydra
     for group, node in (("launcher", hydra.launcher), ("sweeper", hydra.sweeper)):
         name = hydra.runtime.choices[f"hydra/{group}"]
         if not trusted(str(node.get("_target_")), ()):

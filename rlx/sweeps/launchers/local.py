@@ -1,8 +1,8 @@
 """hydra/launcher=local, the default: each job in a process of its own on this machine.
 
 The processes are forked from a server that has torch and rlx imported and runs no threads, so that a job starts in a
-fraction of a second and inherits no lock that a thread holds. A job is in a process group of its own: Ctrl-C reaches the
-sweep alone, which passes it on. Where the system can tell (Linux), a job whose sweep was killed saves and stops.
+fraction of a second and inherits no lock that a thread holds. A job is in a process group of its own: Ctrl-C reaches
+the sweep alone, which passes it on. Where the system can tell (Linux), a job whose sweep was killed saves and stops.
 """
 
 from __future__ import annotations
@@ -101,9 +101,9 @@ class LocalPool:
                 os.killpg(process.pid, signal.SIGKILL)  # and what its env has started
 
     def close(self) -> None:
-        for number in list(self._processes):
-            self.stop(number, now=True)
-            self._collect(number)
+        for task in list(self._processes):
+            self.stop(task, now=True)
+            self._collect(task)
 
 
 # -- in the process of a job -------------------------------------------------------------------------------------------
