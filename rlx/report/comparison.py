@@ -250,7 +250,8 @@ def effects(runs: list[Run], grouping: Grouping, draws: int = 2000) -> dict[str,
         values = [runs[i].final if single else scale.final(runs[i]) for i in group.runs if runs[i].ended_well]
         if values:
             choices = grouping.methods[group.method].choices
-            cells[(*(choices[key] for key in grouping.keys), grouping.envs[group.env])] = np.array(values, float)
+            cell = (*(choices[key] for key in grouping.keys), grouping.envs[group.env])
+            cells[cell] = np.array(values, float)
     drawn = {cell: mean(resample([values], draws, seed)[0]) for seed, (cell, values) in enumerate(cells.items())}
     return {key: _effects_of(i, cells, drawn) for i, key in enumerate(grouping.keys)}
 

@@ -144,6 +144,7 @@ def collect(paths: Sequence[str | Path]) -> Collection:
             raise UserError(f"{shown(path)} holds no run (a folder with config.yaml) and no sweep (sweep.json).")
     unique = {os.path.realpath(run.path): run for run in runs}  # a run that was given twice counts once
     runs = list(unique.values())
+    _name_envs(runs)
     _make_names_unique(runs)
     return Collection(folders, runs, sweeps, notes)
 
@@ -170,6 +171,18 @@ def _runs_and_sweeps(path: Path, notes: list[str], depth: int = 3) -> Iterator[P
 def _natural(name: str) -> list[tuple[int, int | str]]:
     """Sorts 2 before 10."""
     return [(0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d{1,18})", name)]
+
+
+def _name_envs(runs: Iterable[Run]) -> None:
+    """A job that has not begun knows the choice, not the id: it is that of a run with the same choice."""
+
+    def choice(run: Run) -> tuple[str, str | None, str | None]:
+        return run.sweep, run.choices.get("env"), run.choices.get("env.id")
+
+    ids = {choice(run): run.env for run in runs if run.config}
+    for run in runs:
+        if not run.config and run.sweep:
+            run.env = ids.get(choice(run), run.env)
 
 
 def _make_names_unique(runs: Iterable[Run]) -> None:

@@ -17,6 +17,14 @@
   };
   const escaped = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
   const short = (text, length = 46) => (text.length > length ? `${text.slice(0, length - 1)}…` : text);
+  const labels = (texts, length) => { // of an axis: short, escaped, and no two the same
+    const seen = new Map();
+    return texts.map((text) => {
+      const cut = short(text, length);
+      seen.set(cut, (seen.get(cut) || 0) + 1);
+      return escaped(seen.get(cut) > 1 ? `${cut} (${seen.get(cut)})` : cut);
+    });
+  };
   const variable = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const color = (i) => (dark.matches ? DARK : LIGHT)[i % LIGHT.length];
   const faded = (i, opacity) => {
@@ -181,6 +189,7 @@
   const axisStyle = (more = {}) => ({
     gridcolor: variable("--grid"), linecolor: variable("--line"), zeroline: false, automargin: true, ...more,
   });
+  const namesAxis = (more = {}) => axisStyle({ type: "category", autorange: "reversed", dtick: 1, ...more });
   const layout = (more) => ({
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", autosize: true, showlegend: false,
     font: { family: "system-ui, sans-serif", size: 12, color: variable("--ink") },
@@ -352,8 +361,7 @@
   const comparison = data.comparison;
   if (comparison && comparison.methods.length) {
     const methods = comparison.methods;
-    const label = (m) => escaped(short(data.methods[m].label));
-    const names = methods.map(label);
+    const names = labels(methods.map((m) => data.methods[m].label));
     const shown = methods.map((m, i) => [m, i]).filter(([, i]) => i < 12);
     const titles = { iqm: "IQM", median: "median", mean: "mean", gap: "optimality gap (lower is better)" };
     chart(byId("aggregate-chart"), () => {
@@ -363,7 +371,7 @@
       const traces = Object.keys(titles).map((name, k) => {
         const place = k ? { xaxis: `x${k + 1}`, yaxis: `y${k + 1}` } : {};
         more[k ? `xaxis${k + 1}` : "xaxis"] = axisStyle({ title: { text: titles[name], standoff: 6 } });
-        more[k ? `yaxis${k + 1}` : "yaxis"] = axisStyle({ autorange: "reversed", dtick: 1, showticklabels: narrow || !k });
+        more[k ? `yaxis${k + 1}` : "yaxis"] = namesAxis({ showticklabels: narrow || !k });
         return intervals(comparison.aggregates[name], names, methods.map(color), place);
       });
       return [traces, more];
@@ -371,7 +379,7 @@
     const lines = (list) => shown.flatMap(([m, i]) => {
       const { x, value, low, high } = list[i];
       return [...(low ? [bandOf(x, low, high, m)] : []), {
-        x, y: value, name: label(m), mode: "lines", type: "scatter", line: { color: color(m), width: 2.2, dash: dash(m) },
+        x, y: value, name: names[i], mode: "lines", type: "scatter", line: { color: color(m), width: 2.2, dash: dash(m) },
         hovertemplate: "<b>%{fullData.name}</b><br>%{x:,.4~g} : %{y:.3f}<extra></extra>",
       }];
     });
@@ -388,7 +396,7 @@
         colorscale: [[0, color(6)], [0.5, variable("--surface")], [1, color(0)]],
         colorbar: { thickness: 10, outlinewidth: 0, len: 0.9 },
         hovertemplate: "%{y} beats %{x}: <b>%{z:.3f}</b> %{customdata}<extra></extra>",
-      }], { height: Math.max(280, 36 * methods.length + 130), xaxis: axisStyle({ showgrid: false, tickangle: -30 }), yaxis: axisStyle({ autorange: "reversed", showgrid: false }) }];
+      }], { height: Math.max(280, 36 * methods.length + 130), xaxis: axisStyle({ type: "category", showgrid: false, tickangle: -30 }), yaxis: namesAxis({ showgrid: false }) }];
     });
   }
 
@@ -399,11 +407,11 @@
     const target = element("div", null, { class: "chart" });
     figure.append(element("figcaption", name), target);
     byId("effects").append(figure);
-    const names = effects.map((e) => escaped(short(e.value)));
+    const names = labels(effects.map((e) => e.value));
     chart(target, () => [[intervals(effects.map((e) => e.effect), names, effects.map(() => color(0)), {})], {
       height: Math.max(180, 34 * effects.length + 90),
       xaxis: axisStyle({ title: { text: data.envs.length === 1 ? "difference in return" : "difference in score" }, zeroline: true, zerolinecolor: variable("--quiet") }),
-      yaxis: axisStyle({ autorange: "reversed", dtick: 1 }),
+      yaxis: namesAxis(),
     }]);
   }
   for (const search of data.searches) {
@@ -420,9 +428,13 @@
       const finals = search.trials.map((t) => t.final);
       const dimension = (name, values) => {
         const numbers = values.map(Number);
-        if (values.every((v, i) => v !== "" && Number.isFinite(numbers[i]))) return { label: escaped(name), values: numbers };
+        if (values.every((v, i) => v !== "" && Number.isFinite(numbers[i]))) {
+          const [least, most] = [Math.min(...numbers), Math.max(...numbers)];
+          if (least <= 0 || most / least < 100) return { label: escaped(name), values: numbers };
+          return { label: `log10 ${escaped(name)}`, values: numbers.map(Math.log10) }; // such as learning rates
+        }
         const levels = [...new Set(values)];
-        return { label: escaped(name), values: values.map((v) => levels.indexOf(v)), tickvals: levels.map((_, i) => i), ticktext: levels.map((l) => escaped(short(l, 20))) };
+        return { label: escaped(name), values: values.map((v) => levels.indexOf(v)), tickvals: levels.map((_, i) => i), ticktext: labels(levels, 20) };
       };
       chart(add("Parallel coordinates of all trials"), () => [[{
         type: "parcoords", line: { color: finals, colorscale: "Viridis", reversescale: search.direction === "minimize", showscale: true },
@@ -432,8 +444,8 @@
     const weights = Object.entries(search.importance).sort((a, b) => b[1] - a[1]);
     if (weights.length) {
       chart(add("Importance of each choice"), () => [[{
-        type: "bar", orientation: "h", x: weights.map((w) => w[1]), y: weights.map((w) => escaped(short(w[0]))), marker: { color: color(0) },
-      }], { height: Math.max(180, 30 * weights.length + 80), xaxis: axisStyle(), yaxis: axisStyle({ autorange: "reversed" }) }]);
+        type: "bar", orientation: "h", x: weights.map((w) => w[1]), y: labels(weights.map((w) => w[0])), marker: { color: color(0) },
+      }], { height: Math.max(180, 30 * weights.length + 80), xaxis: axisStyle(), yaxis: namesAxis() }]);
     }
   }
 

@@ -104,7 +104,7 @@ def markdown(analysis: Analysis) -> str:
         parts.append(f"    {_line(sweep.command)}")
     several = len(analysis.grouping.envs) > 1
     rows = [
-        [r.method, *([r.env] if several else []), f"{r.ended} of {r.runs}", interval(r.iqm), interval(r.mean),
+        [_plain(r.method), *([_plain(r.env)] if several else []), f"{r.ended} of {r.runs}", interval(r.iqm), interval(r.mean),
          interval(r.best)]
         for r in results_of(analysis)
     ]  # fmt: skip
@@ -123,7 +123,7 @@ def markdown(analysis: Analysis) -> str:
             _rows(
                 ["choice", "effect", "settings", "runs"],
                 [
-                    [f"{key}={effect.value}", interval(effect.effect), str(effect.settings), str(effect.runs)]
+                    [_plain(f"{key}={effect.value}"), interval(effect.effect), str(effect.settings), str(effect.runs)]
                     for key, values in analysis.effects.items()
                     for effect in values
                 ],
@@ -134,7 +134,7 @@ def markdown(analysis: Analysis) -> str:
         parts += [f"- {_plain(run.name)}: {_plain(run.reason or 'no reason given')}" for run in analysis.failures]
     parts += ["## Runs", _rows(
         ["run", "state", "final", "best", "env steps", "updates", "wall time"],
-        [[run.name, run.state, number(run.final), number(run.best), f"{run.env_steps or 0:,}", f"{run.updates or 0:,}",
+        [[_plain(run.name), run.state, number(run.final), number(run.best), f"{run.env_steps or 0:,}", f"{run.updates or 0:,}",
           duration(run.wall_time)] for run in analysis.runs],
     )]  # fmt: skip
     return "\n\n".join(parts) + "\n"
@@ -144,7 +144,7 @@ def _comparison(analysis: Analysis) -> list[str]:
     comparison = analysis.comparison
     if comparison is None:
         return []
-    labels = [analysis.grouping.methods[m].label for m in comparison.methods]
+    labels = [_plain(analysis.grouping.methods[m].label) for m in comparison.methods]
     parts = ["## Comparison", scale_sentence(comparison.scale)]
     if labels:
         columns = [comparison.aggregates[name] for name in ("iqm", "median", "mean", "gap")]
@@ -168,7 +168,8 @@ def scale_sentence(scale: str) -> str:
 
 
 def _rows(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *([_plain(cell) for cell in row] for row in rows)]
+    """A table of cells that are Markdown already."""
+    lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 

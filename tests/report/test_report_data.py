@@ -106,6 +106,7 @@ def test_a_sweep_under_way(tmp_path: Path) -> None:
     collection = collect([tmp_path / "sweep"])
     assert [run.state for run in collection.runs[:3]] == ["running", "waiting", "done"]
     assert (collection.runs[1].algo, collection.runs[1].final) == ("sac", None)
+    assert collection.runs[1].env == "Pendulum-v1"  # as the others have it
     assert collection.under_way
 
 
