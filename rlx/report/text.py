@@ -104,8 +104,8 @@ def markdown(analysis: Analysis) -> str:
         parts.append(f"    {_line(sweep.command)}")
     several = len(analysis.grouping.envs) > 1
     rows = [
-        [_plain(r.method), *([_plain(r.env)] if several else []), f"{r.ended} of {r.runs}", interval(r.iqm), interval(r.mean),
-         interval(r.best)]
+        [_plain(r.method), *([_plain(r.env)] if several else []), f"{r.ended} of {r.runs}",
+         *map(interval, (r.iqm, r.mean, r.best))]
         for r in results_of(analysis)
     ]  # fmt: skip
     head = ["method", *(["environment"] if several else []), "finished", "IQM", "mean", "mean of the best"]
@@ -134,8 +134,8 @@ def markdown(analysis: Analysis) -> str:
         parts += [f"- {_plain(run.name)}: {_plain(run.reason or 'no reason given')}" for run in analysis.failures]
     parts += ["## Runs", _rows(
         ["run", "state", "final", "best", "env steps", "updates", "wall time"],
-        [[_plain(run.name), run.state, number(run.final), number(run.best), f"{run.env_steps or 0:,}", f"{run.updates or 0:,}",
-          duration(run.wall_time)] for run in analysis.runs],
+        [[_plain(run.name), run.state, number(run.final), number(run.best), f"{run.env_steps or 0:,}",
+          f"{run.updates or 0:,}", duration(run.wall_time)] for run in analysis.runs],
     )]  # fmt: skip
     return "\n\n".join(parts) + "\n"
 
