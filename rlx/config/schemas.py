@@ -66,6 +66,7 @@ class Config:
     threads: int | str | None = None  # of torch; null: one, auto: as many as are measured to pay
     run_dir: str | None = None  # null: multirun_outputs/runs/<algo>__<EnvId>__seed<seed>__<stamp>
     trust: list[str] = field(default_factory=list)  # modules besides rlx whose `_target_`s may be instantiated
+    choices: dict[str, str] = field(default_factory=dict)  # of each group, by name; filled in, see `compose_config`
 
 
 def _modules(name: str) -> Iterator[ModuleType]:
