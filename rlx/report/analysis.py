@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlx.report.comparison import Comparison, Effect, compare, effects
-from rlx.report.data import STATES, Collection, Run, collect
+from rlx.report.data import STATES, Collection, Run, read_all
 from rlx.report.groups import Grouping, group
 
 
@@ -21,9 +21,7 @@ class Analysis:
     @property
     def title(self) -> str:
         names = [sweep.name for sweep in self.collection.sweeps]
-        if not names and len(self.runs) == 1:
-            return self.runs[0].name
-        names += [path.resolve().name for path in self.collection.paths if not names]
+        names = names or [path.resolve().name for path in self.collection.paths]
         return ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
 
     @property
@@ -63,6 +61,6 @@ class Analysis:
 
 
 def analyse(paths: Sequence[str | Path]) -> Analysis:
-    collection = collect(paths)
+    collection = read_all(paths)
     grouping = group(collection)
     return Analysis(collection, grouping, compare(collection.runs, grouping), effects(collection.runs, grouping))

@@ -33,14 +33,15 @@ def report(arguments: list[str]) -> int:
     parser.add_argument("--port", type=int, default=0)
     flags = parser.parse_intermixed_args(arguments)
     _need_paths(flags, "report")
-    kind = flags.format or _ending(flags.out, FORMATS, "--out", "html")
+    kind = flags.format or _ending(flags.out, FORMATS, "html")
     out = Path(flags.out) if flags.out else default_out(flags.paths, "report", kind)
     if flags.watch:
         if kind != "html":
             raise UserError("--watch shows the page in a browser; leave --format out.")
+        _need_packages(kind)
         if not 0 <= flags.port < 2**16:
             raise UserError(f"--port must be between 0 and 65535 (--port {flags.port}).")
-        watch([Path(path) for path in flags.paths], flags.port, lambda stamp: _built(flags.paths, out, stamp))
+        watch(flags.paths, flags.port, lambda stamp: _built(flags.paths, stamp))
         _write(out, page_of(analyse(flags.paths)))
         return 0
     if flags.port:
@@ -61,7 +62,7 @@ def plot(arguments: list[str]) -> int:
     parser.add_argument("--line", choices=("iqm", "mean"), default="iqm")
     flags = parser.parse_intermixed_args(arguments)
     _need_paths(flags, "plot")
-    kind = _ending(flags.out, PICTURES, "--out", "png")
+    kind = _ending(flags.out, PICTURES, "png")
     out = Path(flags.out) if flags.out else default_out(flags.paths, "plot", kind)
     optional("matplotlib", "plot")
     analysis = analyse(flags.paths)
@@ -86,7 +87,7 @@ def default_out(paths: list[str], name: str, kind: str) -> Path:
     return (Path(paths[0]) if len(paths) == 1 else Path()) / f"{name}.{kind}"
 
 
-def _built(paths: list[str], out: Path, stamp: str) -> tuple[bytes, bool]:
+def _built(paths: list[str], stamp: str) -> tuple[bytes, bool]:
     analysis = analyse(paths)
     return page_of(analysis, stamp), analysis.collection.under_way
 
@@ -104,12 +105,12 @@ def _need_packages(kind: str) -> None:
         optional("matplotlib", "report")
 
 
-def _ending(out: str | None, kinds: tuple[str, ...], flag: str, otherwise: str) -> str:
+def _ending(out: str | None, kinds: tuple[str, ...], otherwise: str) -> str:
     if out is None:
         return otherwise
     kind = Path(out).suffix.lstrip(".").lower()
     if kind not in kinds:
-        raise UserError(f"{flag} {shown(out)} must end in {', '.join('.' + k for k in kinds[:-1])} or .{kinds[-1]}.")
+        raise UserError(f"--out {shown(out)} must end in {', '.join('.' + k for k in kinds[:-1])} or .{kinds[-1]}.")
     return kind
 
 

@@ -15,18 +15,18 @@ import shlex
 import socket
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlx.config import parse
+from rlx.config import PYTHON, parse
 from rlx.config.text import leaves
 from rlx.errors import UserError, shown
 from rlx.files import open_regular, read_bounded
 from rlx.reporting import shortest
 from rlx.run_folder import ERROR_FILE, HOLDER, LOCK, RESUMES
+from rlx.sweeps.manifest import FILE as SWEEP_FILE
 from rlx.sweeps.manifest import Job, Sweep, is_sweep
 
 STATES = ("done", "running", "failed", "interrupted", "paused", "pruned", "waiting")
@@ -119,7 +119,7 @@ class Collection:
         return any(run.state in UNDER_WAY and run.path.parent not in ended for run in self.runs)
 
 
-def collect(paths: Sequence[str | Path]) -> Collection:
+def read_all(paths: Sequence[str | Path]) -> Collection:
     """All runs and sweeps at some paths: their folders, or folders of them. UserError where there are none."""
     runs: list[Run] = []
     sweeps: list[Sweep] = []
@@ -166,6 +166,17 @@ def _runs_and_sweeps(path: Path, notes: list[str], depth: int = 3) -> Iterator[P
                 notes.append(f"{shown(child.name)} is a link and was left out.")
             elif child.is_dir():
                 yield from _runs_and_sweeps(Path(child.path), notes, depth - 1)
+
+
+def records(paths: Sequence[str | Path]) -> list[Path]:
+    """The files whose change means that there is news of a run or a sweep."""
+    files: list[Path] = []
+    for path in paths:
+        for item in _runs_and_sweeps(Path(path).expanduser(), []):
+            folders = [item.job_folder(job) for job in item.jobs] if isinstance(item, Sweep) else [item]
+            files += [item.folder / SWEEP_FILE] if isinstance(item, Sweep) else []
+            files += [folder / name for folder in folders for name in RECORDS]
+    return files
 
 
 def _natural(name: str) -> list[tuple[int, int | str]]:
@@ -249,6 +260,8 @@ def _read_overrides(run: Run) -> None:
     overrides = [str(item) for item in typed] if isinstance(typed, list) else []
     run.choices = as_choices(overrides)
     run.command = command_of(overrides)
+    if str(run.config.get("env.id")).startswith(PYTHON) or "dataset=in_memory" in overrides:
+        run.command = f"rlx.train({', '.join(map(repr, overrides))})  # and the objects that it was given"
     for entry in again if isinstance(again, list) else ():
         later = entry.get("overrides") if isinstance(entry, dict) else None
         changes = [str(item) for item in later] if isinstance(later, list) else []
@@ -292,7 +305,7 @@ def _read_metrics(run: Run) -> None:
             continue
         kind = "eval" if row.get("kind") == "eval" else "train"
         for name, value in row.items():
-            if name in COUNTERS or not _is_number(value):
+            if name in COUNTERS or not is_number(value):
                 continue
             name = shown(name, LONGEST)
             if name not in columns:
@@ -325,7 +338,7 @@ def _read_summary(run: Run) -> None:
         setattr(run, name, summary[key] if _is_integer(summary.get(key)) else None)
     names = {"wall_time_s": "wall_time", "eval_return_mean": "final", "best_eval_return_mean": "best"}
     for key, name in names.items():
-        setattr(run, name, float(summary[key]) if _is_number(summary.get(key)) else None)
+        setattr(run, name, float(summary[key]) if is_number(summary.get(key)) else None)
     run.versions = _texts(summary.get("versions"))
 
 
@@ -427,13 +440,5 @@ def _is_integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     return _is_integer(value) or (isinstance(value, float) and math.isfinite(value))
-
-
-def when(text: str) -> datetime | None:
-    """A time that a file gives, if it is one."""
-    try:
-        return datetime.fromisoformat(text)
-    except ValueError:
-        return None

@@ -425,7 +425,7 @@
       return target;
     };
     if (search.trials.length > 1) {
-      const finals = search.trials.map((t) => t.final);
+      const values = search.trials.map((t) => t.value);
       const dimension = (name, values) => {
         const numbers = values.map(Number);
         if (values.every((v, i) => v !== "" && Number.isFinite(numbers[i]))) {
@@ -437,8 +437,8 @@
         return { label: escaped(name), values: values.map((v) => levels.indexOf(v)), tickvals: levels.map((_, i) => i), ticktext: labels(levels, 20) };
       };
       chart(add("Parallel coordinates of all trials"), () => [[{
-        type: "parcoords", line: { color: finals, colorscale: "Viridis", reversescale: search.direction === "minimize", showscale: true },
-        dimensions: [...search.keys.map((k, i) => dimension(k, search.trials.map((t) => t.choices[i]))), { label: "final return", values: finals }],
+        type: "parcoords", line: { color: values, colorscale: "Viridis", reversescale: search.direction === "minimize", showscale: true },
+        dimensions: [...search.keys.map((k, i) => dimension(k, search.trials.map((t) => t.choices[i]))), { label: escaped(search.objective), values }],
       }], { height: 380, margin: { l: 80, r: 40, t: 50, b: 30 } }]);
     }
     const weights = Object.entries(search.importance).sort((a, b) => b[1] - a[1]);

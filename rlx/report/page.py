@@ -18,7 +18,7 @@ from typing import Any
 from rlx.errors import UserError
 from rlx.report.analysis import Analysis
 from rlx.report.payload import payload_of
-from rlx.report.text import duration, interval, number, results_of, within
+from rlx.report.text import duration, number, results_of, scale_sentence, within
 
 HERE = Path(__file__).parent
 
@@ -41,13 +41,14 @@ def page_of(analysis: Analysis, watch: str = "") -> bytes:
     env = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
-    env.filters |= {"number": number, "interval": interval, "duration": duration, "moment": moment}
+    env.filters |= {"number": number, "duration": duration, "moment": moment}
     env.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     text = env.get_template("page.html").render(
         analysis=analysis,
         results=results_of(analysis),
         method_of=method_of(analysis),
         within=within,
+        scale_sentence=scale_sentence,
         payload={**payload, "watch": watch},
         policy=policy(script, bool(payload["searches"]), bool(watch)),
         style=jinja2.utils.markupsafe.Markup((HERE / "page.css").read_text()),

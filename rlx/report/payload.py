@@ -14,10 +14,10 @@ import numpy as np
 
 from rlx.errors import shown
 from rlx.report.comparison import Comparison, Effect
-from rlx.report.curves import AXES, RETURN, SCORE, line, metrics_of, over_seeds
-from rlx.report.curves import thin as thinned
-from rlx.report.data import Collection, Run
+from rlx.report.curves import AXES, RETURN, SCORE, line, metrics_of, over_seeds, thin
+from rlx.report.data import Collection, Run, is_number
 from rlx.report.groups import Group, Grouping
+from rlx.sweeps.manifest import SEED, Sweep
 
 POINTS = 200  # of a curve of the returns
 FEWER = (200, 100, 50, 25)  # of a curve of any other metric
@@ -69,7 +69,7 @@ def payload_of(
         "dropped": dropped,
         "comparison": None if comparison is None else _comparison(comparison),
         "effects": {key: [_effect(effect) for effect in values] for key, values in effects.items()},
-        "searches": [_search(sweep.name, sweep.search, collection) for sweep in collection.sweeps if sweep.search],
+        "searches": [_search(sweep, runs) for sweep in collection.sweeps if sweep.search],
     }
 
 
@@ -108,7 +108,7 @@ def _curves_of(name: str, runs: list[Run], groups: list[Group], most: int, array
     return {
         "runs": [
             {
-                axis: [arrays.add(part[thinned(len(part), most)]) for part in lines[axis][i] or ()]
+                axis: [arrays.add(part[thin(len(part), most)]) for part in lines[axis][i] or ()]
                 for axis in AXES
                 if lines[axis][i] is not None
             }
@@ -129,7 +129,7 @@ def _bands(group: Group, lines: dict[str, Any], statistics: tuple[str, ...], mos
             key = statistic.encode() + b"".join(y.tobytes() for _, y in there) if equal and len(there) else b""
             if key and key in same and axis != "wall_time":
                 x = there[0][0]
-                made.setdefault(axis, {})[statistic] = [arrays.add(x[thinned(len(x), points)]), *same[key][1:]]
+                made.setdefault(axis, {})[statistic] = [arrays.add(x[thin(len(x), points)]), *same[key][1:]]
                 continue
             band = over_seeds(there, statistic, points)
             if band is not None:
@@ -165,23 +165,31 @@ def _effect(effect: Effect) -> dict[str, Any]:
     return {"value": effect.value, "effect": list(effect.effect), "settings": effect.settings, "runs": effect.runs}
 
 
-def _search(name: str, search: dict[str, Any] | None, collection: Collection) -> dict[str, Any]:
+def _search(sweep: Sweep, runs: list[Run]) -> dict[str, Any]:
     """Trials of a search as rows of numbers and names, and how much each choice mattered, where it was written down."""
-    assert search is not None
-    sweep = next(sweep for sweep in collection.sweeps if sweep.name == name and sweep.search)
-    keys = [shown(key) for key in sweep.swept if key != "seed"]
-    runs = {run.number: run for run in collection.runs if run.path.parent == sweep.folder}
-    trials = []
-    for job in sweep.jobs:
-        run = runs.get(job.number)
-        if run is not None and run.final is not None:
-            trials.append({"choices": [run.choices.get(key, "") for key in keys], "final": run.final, "best": run.best})
+    search = sweep.search or {}
+    trials = [(trial["values"], trial["value"]) for trial in _dicts(search.get("trials")) if _is_trial(trial)]
+    if not trials:  # jobs are the trials
+        own = [run for run in runs if run.path.parent == sweep.folder and run.final is not None]
+        trials = [({key: run.choices.get(key, "") for key in sweep.swept if key != SEED}, run.final) for run in own]
+    keys = list(dict.fromkeys(key for values, _ in trials for key in values))
     importance = search.get("importance")
     pairs = importance.items() if isinstance(importance, dict) else ()
     return {
-        "name": shown(name),
-        "keys": keys,
-        "trials": trials,
+        "name": shown(sweep.name),
+        "objective": shown(search.get("objective") or "final return"),
+        "keys": [shown(key) for key in keys],
+        "trials": [
+            {"choices": [shown(values.get(key, "")) for key in keys], "value": value} for values, value in trials
+        ],
         "direction": "minimize" if search.get("direction") == "minimize" else "maximize",
-        "importance": {shown(k): float(v) for k, v in pairs if isinstance(v, int | float) and np.isfinite(v)},
+        "importance": {shown(key): weight for key, weight in pairs if is_number(weight)},
     }
+
+
+def _dicts(value: Any) -> list[dict[str, Any]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def _is_trial(trial: dict[str, Any]) -> bool:
+    return isinstance(trial.get("values"), dict) and is_number(trial.get("value"))

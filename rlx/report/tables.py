@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import UserError
-from rlx.report.data import Collection, Run, collect
+from rlx.report.data import Collection, Run, read_all
 from rlx.report.groups import group
 from rlx.reporting import counted, shortest
 
@@ -65,7 +65,7 @@ class Runs(Table):
     @property
     def metrics(self) -> Table:
         """Every row of metrics.jsonl of every run: name of the run, counters, and a column for each metric."""
-        return metrics_of(self.collection.runs)
+        return metric_rows(self.collection.runs)
 
 
 def runs(*paths: str | Path) -> Runs:
@@ -78,7 +78,7 @@ def runs(*paths: str | Path) -> Runs:
     """
     if not paths:
         raise UserError("rlx.runs needs a path; for example rlx.runs('multirun_outputs').")
-    return Runs(collect(paths))
+    return Runs(read_all(paths))
 
 
 def columns_of(collection: Collection) -> dict[str, list[Any]]:
@@ -102,7 +102,8 @@ def columns_of(collection: Collection) -> dict[str, list[Any]]:
     return columns
 
 
-def metrics_of(found: Sequence[Run]) -> Table:
+def metric_rows(found: Sequence[Run]) -> Table:
+    """Rows as they were written, put together from the curves of the runs."""
     names = sorted({name for run in found for name in run.curves})
     counters = ("env_steps", "updates", "wall_time")
     columns: dict[str, list[Any]] = {name: [] for name in ("run", "kind", *counters, *names)}

@@ -6,14 +6,17 @@ their host: a site that points its own name here gets nothing.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from rlx.errors import UserError
+from rlx.report.data import records
 
 log = logging.getLogger("rlx")
 
@@ -56,20 +59,18 @@ class Handler(BaseHTTPRequestHandler):
         """Nothing: the terminal belongs to the sweep."""
 
 
-def stamp_of(folders: list[Path]) -> str:
-    """Changes whenever a record of a run or a sweep does: their sizes and times, no content."""
+def stamp_of(paths: Sequence[str | Path]) -> str:
+    """Changes whenever a record of a run or a sweep does: by their sizes and times."""
     marks = []
-    for folder in folders:
-        for pattern in ("*", "*/*", "*/*/*"):
-            for path in sorted(folder.glob(pattern)):
-                if path.name in ("sweep.json", "metrics.jsonl", "summary.json") and not path.is_symlink():
-                    info = path.stat()
-                    marks.append((str(path), info.st_size, info.st_mtime_ns))
-    return f"{hash(tuple(marks)) & 0xFFFFFFFFFFFF:012x}"
+    for file in records(paths):
+        with suppress(OSError):  # not there yet
+            info = file.lstat()
+            marks.append((str(file), info.st_size, info.st_mtime_ns))
+    return hashlib.sha256(repr(marks).encode()).hexdigest()[:16]
 
 
 def watch(
-    folders: list[Path],
+    paths: Sequence[str | Path],
     port: int,
     build: Callable[[str], tuple[bytes, bool]],
     stop: threading.Event | None = None,
@@ -84,13 +85,13 @@ def watch(
         ) from error
     stop = stop or threading.Event()
     with server:
-        server.stamp = stamp_of(folders)
+        server.stamp = stamp_of(paths)
         server.page, under_way = build(server.stamp)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         log.info("Watching on http://%s:%d/ (Ctrl-C ends it)", HOST, server.server_port)
         try:
             while not stop.wait(pause):
-                stamp = stamp_of(folders)
+                stamp = stamp_of(paths)
                 if stamp != server.stamp:
                     started = time.monotonic()
                     server.page, still = build(stamp)

@@ -12,13 +12,13 @@ from helpers import tiny
 
 import rlx
 from rlx.errors import UserError
-from rlx.report.data import collect
+from rlx.report.data import read_all
 from rlx.report.groups import group
 
 
 def test_a_run_of_rlx_itself_is_read(tmp_path: Path) -> None:
     result = rlx.train(*tiny("offline"), run_dir=tmp_path / "run", quiet=True)
-    (run,) = collect([tmp_path / "run"]).runs
+    (run,) = read_all([tmp_path / "run"]).runs
     assert (run.state, run.algo, run.env, run.seed) == ("done", "td3_bc", "Pendulum-v1", 0)
     assert run.final == result.summary["eval_return_mean"]
     assert run.curves["eval/return_mean"].updates.tolist() == [30, 60]
@@ -34,7 +34,7 @@ def test_states_without_a_summary(tmp_path: Path) -> None:
     lock(folders["killed"], dead_pid())
     (folders["env"] / "error.txt").write_text("Traceback\nValueError: no\n")
     write_run(tmp_path / "stopped", [1.0], summary={"stop_reason": "terminated"})
-    runs = {run.name: run for run in collect([tmp_path]).runs}
+    runs = {run.name: run for run in read_all([tmp_path]).runs}
     states = {name: run.state for name, run in runs.items()}
     assert states == {"under_way": "running", "killed": "failed", "gone": "failed", "env": "failed",
                       "stopped": "interrupted"}  # fmt: skip
@@ -50,7 +50,7 @@ def test_a_row_that_was_cut_off_and_rows_of_garbage_cost_a_note(tmp_path: Path) 
         file.write(json.dumps(train_row(300, 3.0, huge=1.0) | {"huge": 10**400, "flag": True, "text": "x"}) + "\n")  # type: ignore[arg-type]
         file.write('{"deep": ' + "[" * 50_000 + "}\n")
         file.write('{"kind": "eval", "env_steps": 400, "eval/retu')
-    (run,) = collect([folder]).runs
+    (run,) = read_all([folder]).runs
     assert run.curves["eval/return_mean"].values.tolist() == [1.0, 2.0]
     assert not {"huge", "flag", "text"} & run.curves.keys()
     assert "middle of a row" in run.notes[0]
@@ -65,7 +65,7 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
         (folder / name).unlink()
         (folder / name).symlink_to(secret)
     (tmp_path / "runs" / "linked").symlink_to(tmp_path)
-    collection = collect([tmp_path / "runs"])
+    collection = read_all([tmp_path / "runs"])
     (run,) = collection.runs
     assert (run.curves, run.config, run.state) == ({}, {}, "failed")
     assert collection.notes == ["linked is a link and was left out."]
@@ -75,13 +75,13 @@ def test_a_fifo_does_not_hang(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [1.0])
     (folder / "metrics.jsonl").unlink()
     os.mkfifo(folder / "metrics.jsonl")
-    (run,) = collect([folder]).runs
+    (run,) = read_all([folder]).runs
     assert run.notes == ["metrics.jsonl cannot be read (not a regular file)."]
 
 
 def test_a_sweep_with_its_failure(tmp_path: Path) -> None:
     write_sweep(tmp_path / "sweep")
-    collection = collect([tmp_path / "sweep"])
+    collection = read_all([tmp_path / "sweep"])
     states = [run.state for run in collection.runs]
     assert (len(states), states.count("done"), states[7]) == (30, 29, "failed")
     assert collection.runs[7].reason == "Training diverged: a weight is nan."
@@ -103,7 +103,7 @@ def test_a_sweep_under_way(tmp_path: Path) -> None:
         path.unlink()
     (tmp_path / "sweep" / sweep.jobs[1].folder).rmdir()
     sweep.save()
-    collection = collect([tmp_path / "sweep"])
+    collection = read_all([tmp_path / "sweep"])
     assert [run.state for run in collection.runs[:3]] == ["running", "waiting", "done"]
     assert (collection.runs[1].algo, collection.runs[1].final) == ("sac", None)
     assert collection.runs[1].env == "Pendulum-v1"  # as the others have it
@@ -113,7 +113,7 @@ def test_a_sweep_under_way(tmp_path: Path) -> None:
 def test_a_damaged_manifest_leaves_the_runs(tmp_path: Path) -> None:
     write_sweep(tmp_path / "sweep", seeds=1)
     (tmp_path / "sweep" / "sweep.json").write_text('{"format": 1, "jobs": [{"folder": "../../etc"}]}')
-    collection = collect([tmp_path / "sweep"])
+    collection = read_all([tmp_path / "sweep"])
     assert (len(collection.runs), collection.sweeps) == (6, [])
     assert "one by one" in collection.notes[0]
 
@@ -123,7 +123,7 @@ def test_runs_of_their_own_are_grouped_by_what_was_typed(tmp_path: Path) -> None
         for seed in range(2):
             typed = [f"algo={algo}", f"seed={seed}", f"run_dir=x{seed}", *([f"algo.lr={lr}"] if lr else [])]
             write_run(tmp_path / f"{algo}{lr}{seed}", [1.0], typed, algo=algo, seed=seed)
-    grouping = group(collect([tmp_path]))
+    grouping = group(read_all([tmp_path]))
     assert grouping.keys == ["algo", "algo.lr"]
     assert [method.label for method in grouping.methods] == ["sac · lr=0.1", "sac · lr=0.001", "td3 · lr=0.001"]
 
@@ -131,7 +131,7 @@ def test_runs_of_their_own_are_grouped_by_what_was_typed(tmp_path: Path) -> None
 def test_a_run_given_twice_counts_once_and_names_stay_apart(tmp_path: Path) -> None:
     write_run(tmp_path / "a" / "run", [1.0])
     write_run(tmp_path / "b" / "run", [1.0])
-    names = [run.name for run in collect([tmp_path, tmp_path / "a" / "run"]).runs]
+    names = [run.name for run in read_all([tmp_path, tmp_path / "a" / "run"]).runs]
     assert len(set(names)) == len(names) == 2
 
 
@@ -140,7 +140,7 @@ def test_what_holds_no_run_is_refused_in_a_sentence(tmp_path: Path, name: str) -
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"not a folder|holds no run"):
-        collect([tmp_path / name])
+        read_all([tmp_path / name])
 
 
 # -- rlx.runs ----------------------------------------------------------------------------------------------------------
