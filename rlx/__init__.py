@@ -14,6 +14,7 @@ What there is:
     watch                       see it at work in a window; evaluate(..., video="x.mp4") records it
     export                      a folder with an ONNX graph, or the weights, for other tools
     collect, inspect_data       make a Minari dataset from a policy; look into a dataset
+    runs                        the runs below a folder and their metrics, as plain columns
     load_transition_dataset     a TransitionDataset from a file, a run or a Minari id
     Result, Policy, TransitionDataset, UserError, RunFailed
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from rlx.data.sources import load_transition_dataset
     from rlx.errors import RunFailed, UserError
     from rlx.policy import Policy
+    from rlx.report.tables import runs
     from rlx.workflows import Result, collect, evaluate, export, inspect_data, load, predict, resume, train, watch
 
 __version__ = "0.1.0"
@@ -45,6 +47,7 @@ _HOMES = {
     "export": "rlx.workflows",
     "collect": "rlx.workflows",
     "inspect_data": "rlx.workflows",
+    "runs": "rlx.report.tables",
     "load_transition_dataset": "rlx.data.sources",
     "Result": "rlx.workflows",
     "Policy": "rlx.policy",
@@ -66,6 +69,7 @@ __all__ = [
     "load_transition_dataset",
     "predict",
     "resume",
+    "runs",
     "train",
     "watch",
 ]

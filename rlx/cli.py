@@ -188,6 +188,21 @@ VERBS = {
         "what is in a dataset\n\n"
         "SOURCE is a file (.npz, .pt, .hdf5), a run folder or a Minari id; with env= it also says whether they fit.",
     ),
+    "report": Verb(
+        "rlx.report.command:report",
+        "report PATH... [--out FILE] [--format html|md|csv|json|png] [--watch]",
+        "a page about runs and sweeps: curves, comparison, what mattered\n\n"
+        "PATH is the folder of a run or of a sweep, or one that holds some. The page is one file that opens without a\n"
+        "network; without --out it is report.html in that folder. --watch serves it on this machine while a sweep\n"
+        "runs ([--port 8000]) and writes it at the end. Needs pip install -e '.[report]'.",
+    ),
+    "plot": Verb(
+        "rlx.report.command:plot",
+        "plot PATH... [--out FILE.png|FILE.svg] [--metric NAME] [--over env_steps|updates|wall_time] [--line iqm|mean]",
+        "the curves as a picture for a paper\n\n"
+        "The metric is eval/return_mean unless told otherwise; bands are 95 % bootstrap intervals over seeds.\n"
+        "Needs pip install -e '.[report]'.",
+    ),
     "list": Verb(
         "rlx.cli:list_choices",
         "list [GROUP ...] [--config-dir FOLDER]",
