@@ -37,6 +37,35 @@ def smoothed(action: Tensor, std: float, clip: float) -> Tensor:
     return (action + noise).clamp(-1.0, 1.0)
 
 
+def half_squared_excess(x: Tensor, y: Tensor) -> Tensor:
+    """sum_j max(x - y_j, 0)^2 / 2 for every x [B, k] over the *sorted* y [B, m] of its row.
+
+    A binary search counts the y_j below x, prefix sums hold their sum and their sum of squares.
+    """
+    count = torch.searchsorted(y, x.detach())
+    sums = F.pad(y.cumsum(-1), (1, 0)).gather(1, count)
+    squares = F.pad(y.square().cumsum(-1), (1, 0)).gather(1, count)
+    return x * (0.5 * count.to(x.dtype) * x - sums) + 0.5 * squares
+
+
+def quantile_huber(quantiles: Tensor, target: Tensor) -> Tensor:
+    """The mean over j of |tau_i - 1(y_j < z_i)| * huber(y_j - z_i), for each z_i of z [n, B, q] and *sorted* y [B, m].
+
+    [B, n * q] in float64, in the order of the quantiles' sizes. With E(x) = `half_squared_excess`, the targets below
+    z_i add huber's E(z_i) - E(z_i - 1), and those above it E(z_i + 1) - E(z_i) + sum_j (y_j - z_i - 1/2): no pair is
+    ever formed. float64, as these are small differences.
+    """
+    n, rows, q = quantiles.shape
+    y = target.double()
+    # in order, neighbours take the same way through the binary search: three times as fast
+    z, order = quantiles.transpose(0, 1).reshape(rows, n * q).sort(-1)
+    z, tau = z.double(), ((order % q).double() + 0.5) / q
+    lower, middle, upper = half_squared_excess(torch.cat([z - 1.0, z, z + 1.0], -1), y).chunk(3, -1)
+    below = middle - lower
+    above = upper - middle + y.sum(-1, keepdim=True) - y.shape[-1] * (z + 0.5)
+    return torch.lerp(below, above, tau) / y.shape[-1]
+
+
 # -- policies
 
 
