@@ -5,6 +5,7 @@ A loss takes tensors and returns `(loss, metrics)`. What only one algorithm need
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -130,6 +131,16 @@ class Experience(NamedTuple):
     returns: Tensor
 
 
+def next_values(rollout: Rollout, value: Tensor, value_of: Callable[[Any], Tensor]) -> Tensor:
+    """V(s') of every row from V(s), both [T, N]: that of the following row, except at the end of the rollout and where
+    an episode was truncated. A terminated row has no successor and gets some number.
+    """
+    own = rollout.truncated > rollout.terminated
+    own[-1] = True
+    successor = value_of(take_rows(rollout.next_obs, own))
+    return torch.cat([value[1:], value[-1:]]).masked_scatter_(own, successor)
+
+
 @torch.no_grad()
 def experience(rollout: Rollout, learner: ActorCritic, lam: float) -> Experience:
     """Values, log-probabilities and advantages of a rollout, by the policy that collected it."""
@@ -137,11 +148,7 @@ def experience(rollout: Rollout, learner: ActorCritic, lam: float) -> Experience
     obs = learner.normalize(map_obs(lambda x: x.flatten(0, 1), rollout.obs))
     action = rollout.action.flatten(0, 1)
     value = critic(obs).view_as(rollout.reward)
-    # V(next) is V of the following row, except at the end of the rollout and where an episode was truncated.
-    own = rollout.truncated > rollout.terminated
-    own[-1] = True
-    successor = critic(learner.normalize(take_rows(rollout.next_obs, own)))
-    next_value = torch.cat([value[1:], value[-1:]]).masked_scatter_(own, successor)
+    next_value = next_values(rollout, value, lambda obs: critic(learner.normalize(obs)))
     advantage, returns = gae(rollout.reward, value, next_value, rollout.terminated, rollout.truncated, discount, lam)
     log_prob = learner.policy(obs).log_prob(action)
     return Experience(obs, action, log_prob, value.flatten(), advantage.flatten(), returns.flatten())

@@ -67,6 +67,12 @@ def linear_decay(start: float, end: float, steps: int, at: int) -> float:
     return start + (end - start) * min(1.0, at / steps) if steps else start
 
 
+def epsilon_greedy(action: Tensor, choices: int, epsilon: float) -> Tensor:
+    """The actions [N], each replaced by a random one with probability `epsilon`."""
+    at_random = torch.rand(len(action), device=action.device) < epsilon
+    return torch.where(at_random, torch.randint_like(action, choices), action)
+
+
 class QNetwork(MLP):
     """Q(s, .) [B, A], with one head or dueling ones; with `values`, so many numbers for each action [B, A, values]."""
 
@@ -135,8 +141,7 @@ class DQN(Learner):
         action = self.expected(self.q(self.normalize(obs), noise)).argmax(-1)
         if not explore or self.cfg.noisy:
             return action
-        at_random = torch.rand(len(action), device=action.device) < self.epsilon
-        return torch.where(at_random, torch.randint_like(action, self.spec.action_dim), action)
+        return epsilon_greedy(action, self.spec.action_dim, self.epsilon)
 
     def expected(self, q: Tensor) -> Tensor:
         """The values [B, A] of all actions by what the network says of them."""
