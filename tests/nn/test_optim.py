@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rlx.errors import UserError
 from rlx.nn.heads import Critic, Deterministic
 from rlx.nn.mlp import MLP
-from rlx.nn.optim import Adam, RMSprop, polyak, target_of
+from rlx.nn.optim import Adam, RAdam, RMSprop, polyak, target_of
 
 
 @pytest.fixture(autouse=True)
@@ -98,6 +98,46 @@ def test_rmsprop_is_that_of_torch() -> None:
     optimizer.scale = 0.0
     optimizer.step([torch.ones(2)])
     torch.testing.assert_close(ours, theirs.detach())
+
+
+def test_radam_is_that_of_torch() -> None:
+    """The first five steps go down the mean gradient, the others are rectified."""
+    ours, theirs = torch.tensor([1.0, -2.0]), nn.Parameter(torch.tensor([1.0, -2.0]))
+    optimizer, reference = RAdam([ours], lr=0.1), torch.optim.RAdam([theirs], lr=0.1)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(40):
+        grad = torch.randn(2, generator=generator)
+        optimizer.step([grad])
+        theirs.grad = grad
+        reference.step()
+        torch.testing.assert_close(ours, theirs.detach())
+    optimizer.scale = 0.0
+    optimizer.step([torch.ones(2)])
+    torch.testing.assert_close(ours, theirs.detach())
+
+
+def test_radam_by_hand() -> None:
+    """rho_1 = 1: the first step is the learning rate times the gradient, however large that is."""
+    weight = torch.tensor([1.0, 1.0])
+    RAdam([weight], lr=0.5).step([torch.tensor([2.0, -4.0])])
+    assert weight.tolist() == pytest.approx([0.0, 3.0], abs=1e-6)
+
+
+def test_the_state_of_radam_is_complete() -> None:
+    def run(optimizer: RAdam, weight: Tensor, n: int) -> None:
+        for _ in range(n):
+            optimizer.minimize((weight - 1.0).square().sum())
+
+    weight = nn.Parameter(torch.zeros(3))
+    optimizer = RAdam([weight], 0.1)
+    run(optimizer, weight, 4)
+    other = nn.Parameter(weight.detach().clone())
+    resumed = RAdam([other], 0.1)
+    for name, tensor in resumed.tensors().items():
+        tensor.copy_(optimizer.tensors()[name])
+    run(optimizer, weight, 5)
+    run(resumed, other, 5)
+    assert torch.equal(weight, other)
 
 
 def test_a_learning_rate_is_positive() -> None:
