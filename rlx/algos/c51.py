@@ -48,9 +48,7 @@ def projected(returns: Tensor, probs: Tensor, support: Tensor) -> Tensor:
     return found.scatter_add(-1, index + 1, probs * share)
 
 
-def c51_loss(
-    logits: Tensor, target: Tensor, weight: Tensor | None, support: Tensor
-) -> tuple[Tensor, Tensor, Metrics]:
+def c51_loss(logits: Tensor, target: Tensor, weight: Tensor | None, support: Tensor) -> tuple[Tensor, Tensor, Metrics]:
     """The mean of weight * cross-entropy of the taken actions [B, K], and the cross-entropies [B]."""
     log_probs = logits.log_softmax(-1)
     error = -(target * log_probs).sum(-1)

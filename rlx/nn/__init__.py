@@ -34,9 +34,9 @@ from rlx.nn.vae import VAE, by_blocks, vae_loss
 
 __all__ = [
     "MLP", "OBS_CLIP", "VAE", "ActionHead", "ActionValues", "Adam", "AdamW", "BoundedGaussian", "Categorical", "Critic",
-    "Deterministic", "DiagGaussian", "DiscreteHead", "Distribution", "MultiCategorical", "Optimizer", "RAdam", "RMSprop",
-    "RenormMLP", "SquashedGaussian", "SquashedSample", "StateValue", "by_blocks", "chosen", "clipped_surrogate",
-    "dueling", "first_log_std", "gaussian", "huber_loss", "initialize", "noise_like", "plain_mlp", "polyak",
-    "recorded", "running_moments", "small_mlp", "squashed_sample", "target_of", "vae_loss", "value_error",
-    "weighted_sum",
+    "Deterministic", "DiagGaussian", "DiscreteHead", "Distribution", "MultiCategorical", "Optimizer", "RAdam",
+    "RMSprop", "RenormMLP", "SquashedGaussian", "SquashedSample", "StateValue", "by_blocks", "chosen",
+    "clipped_surrogate", "dueling", "first_log_std", "gaussian", "huber_loss", "initialize", "noise_like", "plain_mlp",
+    "polyak", "recorded", "running_moments", "small_mlp", "squashed_sample", "target_of", "vae_loss",
+    "value_error", "weighted_sum",
 ]  # fmt: skip

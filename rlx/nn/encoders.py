@@ -245,7 +245,7 @@ class ChannelNorm(nn.LayerNorm):
 
 
 def with_layer_norm(encoder: Encoder) -> Encoder:
-    """The same encoder with a LayerNorm behind its features and behind each convolution but those of residual blocks."""
+    """The same encoder with a LayerNorm behind its features and each convolution but those of residual blocks."""
     for part in [part for part in encoder.modules() if isinstance(part, Convolutions)]:
         layers: list[nn.Module] = []
         for layer in part.layers:

@@ -205,7 +205,7 @@ class RMSprop(Optimizer):
 
 
 class RAdam(Adam):
-    """Rectified Adam (Liu et al., 2020), arXiv:1908.03265, whose first steps do not trust a mean square of few gradients.
+    """Rectified Adam (Liu et al., 2020), arXiv:1908.03265: first steps do not trust a mean square of few gradients.
 
     With rho_inf = 2 / (1 - beta2) - 1 and rho = rho_inf - 2 t beta2^t / (1 - beta2^t) at step t: where rho > 5, a step
     is Adam's times sqrt((rho - 4) (rho - 2) rho_inf / ((rho_inf - 4) (rho_inf - 2) rho)). Before that, five steps by
@@ -238,9 +238,8 @@ class RAdam(Adam):
         if plain:
             torch._foreach_add_(self.params, self.exp_avg, alpha=-plain)
         else:
-            root = torch._foreach_sqrt(self.exp_avg_sq)
-            torch._foreach_add_(root, self.eps)
-            torch._foreach_addcdiv_(self.params, self.exp_avg, root, value=-rectified)
+            size = torch._foreach_add(torch._foreach_sqrt(self.exp_avg_sq), self.eps)
+            torch._foreach_addcdiv_(self.params, self.exp_avg, size, value=-rectified)
 
     def prepare(self) -> None:
         for i, rate in enumerate(self._rates(self.steps.item() + 1.0)):

@@ -1,4 +1,4 @@
-"""C51: projections and cross-entropies by hand, targets of each variant, the gradient by autograd, noise, and Rainbow."""
+"""C51: projections and cross-entropies by hand, targets of each variant, gradients by autograd, noise, and Rainbow."""
 
 from __future__ import annotations
 
@@ -73,9 +73,7 @@ def test_a_projection_keeps_the_mass_and_inside_the_support_the_mean() -> None:
     torch.testing.assert_close(found.sum(-1), torch.ones(500))
     assert (found >= 0).all()
     inside = 20.0 * torch.rand(500, 51) - 10.0
-    torch.testing.assert_close(
-        projected(inside, probs, support) @ support, (probs * inside).sum(-1), rtol=0, atol=2e-5
-    )
+    torch.testing.assert_close(projected(inside, probs, support) @ support, (probs * inside).sum(-1), rtol=0, atol=2e-5)
 
 
 def test_the_projection_is_the_triangular_one() -> None:
