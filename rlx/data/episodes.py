@@ -23,7 +23,7 @@ from rlx.errors import UserError
 
 log = logging.getLogger("rlx")
 
-ENOUGH = 10  # episodes from which on a pattern is none by chance
+ENOUGH = 10  # episodes; with fewer, a pattern may be chance
 SHORT = 20  # steps; shorter episodes of one length are common in tasks that end by themselves
 SAMPLED = 2000  # rows whose steps tell how far an observation usually moves
 ROWS_NAMED = 3  # in a sentence
@@ -79,7 +79,7 @@ def with_episodes(
         return dataset._with(order_matters=True)
     if dataset.shuffled:
         raise UserError(
-            f"{dataset.source}: dataset.episodes=infer finds no episodes, because the rows are in no order; use "
+            f"{dataset.source}: dataset.episodes=infer finds no episodes, because the rows are not in order; use "
             "dataset.episodes=check."
         )
     if dataset.derived:
@@ -166,8 +166,8 @@ def doubt_order(dataset: TransitionDataset) -> str | None:
     """What is wrong with the order of the rows; None if nothing is."""
     if dataset.shuffled:
         return (
-            "the rows are in no order (next_obs is hardly anywhere the next obs): single transitions can be learned "
-            "from, Monte-Carlo returns, n-step returns and windows cannot"
+            "the rows are not in order (next_obs is hardly ever the next obs): algorithms can learn from single "
+            "transitions, but not from Monte-Carlo returns, n-step returns or windows"
         )
     if len(gaps := dataset.gaps):
         return (
