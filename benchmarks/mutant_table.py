@@ -157,7 +157,7 @@ MUTANTS: dict[str, list[Mutant]] = {
     ),
     "c51": of(
         "algos/c51.py",
-        ("returns.clamp(low, high)", "returns", "returns beyond the support are not clamped"),
+        ("(place - below).clamp(0.0, 1.0)", "(place - below)", "returns beyond the support are not clamped"),
         ("clamp(0, last - 1)", "clamp(0, last)", "the last atom loses its mass"),
         ("probs * (1.0 - share)", "probs * share", "the farther atom gets more"),
         ("index + 1, probs * share", "index, probs * share", "all on the lower atom"),

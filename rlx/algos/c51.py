@@ -40,9 +40,9 @@ def projected(returns: Tensor, probs: Tensor, support: Tensor) -> Tensor:
     """The distribution on `support` [K] that is nearest to one on `returns` [B, K] with `probs` [B, K]."""
     low, high = support[0], support[-1]
     last = len(support) - 1
-    place = (returns.clamp(low, high) - low) * (last / (high - low))
+    place = (returns - low) * (last / (high - low))
     below = place.floor().clamp(0, last - 1)  # so that a return on the last atom is wholly on the upper of two
-    share = (place - below).clamp(0.0, 1.0)
+    share = (place - below).clamp(0.0, 1.0)  # returns beyond the support are wholly on its ends
     index = below.long()
     found = torch.zeros_like(probs).scatter_add(-1, index, probs * (1.0 - share))
     return found.scatter_add(-1, index + 1, probs * share)

@@ -11,8 +11,9 @@ images, behind the convolutions of its encoder and its features. Returns are com
 It wants many envs: `env.num_envs=128` and `trainer.rollout_length=32` in the paper. Epsilon falls from `epsilon` to
 `epsilon_end` while the policy takes `epsilon_steps` env steps, as in DQN.
 
-Deviations: a truncated episode bootstraps from its final observation; the authors take it for terminated. LayerNorm's
-eps is 1e-5, not 1e-6, and layers start orthogonal.
+Deviations: a truncated episode bootstraps from its final observation; the authors take it for terminated. For the last
+but one step of a rollout their code takes the value of the observation after the last one, one too far. LayerNorm's eps
+is 1e-5, not 1e-6, and layers start orthogonal.
 """
 
 from __future__ import annotations
