@@ -149,7 +149,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         _check_names(manifest["files"])
         _check_segments(manifest["segments"])
     except MALFORMED as error:
-        raise DamagedCheckpoint(f"manifest.json cannot be read ({_told(error)})") from error
+        raise DamagedCheckpoint(f"manifest.json cannot be read ({_one_line(error)})") from error
     return manifest
 
 
@@ -194,13 +194,13 @@ def _verified(path: Path, entry: dict[str, Any]) -> bytes:
                 raise DamagedCheckpoint(f"{path.name} has {size:,} bytes, and was written with {entry['size']:,}")
             data = file.read(size)
     except OSError as error:
-        raise DamagedCheckpoint(f"{path.name} cannot be read ({_told(error)})") from error
+        raise DamagedCheckpoint(f"{path.name} cannot be read ({_one_line(error)})") from error
     if _entry(data) != {"sha256": entry["sha256"], "size": entry["size"]}:
         raise DamagedCheckpoint(f"{path.name} is not what was written")
     return data
 
 
-def _told(error: BaseException) -> str:
+def _one_line(error: BaseException) -> str:
     """An error on one line."""
     text = (error.strerror or str(error)) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
     return " ".join(text.split())[:200]
@@ -212,7 +212,7 @@ def _check_room(path: Path, sizes: dict[str, int]) -> None:
         try:
             info = os.lstat(path / name)
         except OSError as error:
-            raise DamagedCheckpoint(f"{name} cannot be read ({_told(error)})") from error
+            raise DamagedCheckpoint(f"{name} cannot be read ({_one_line(error)})") from error
         if not stat.S_ISREG(info.st_mode) or info.st_size != size:
             raise DamagedCheckpoint(f"{name} is not a file of the size that was written")
     need, free = 2 * sum(sizes.values()), available_memory()  # as bytes, and as tensors
@@ -278,7 +278,7 @@ def read_folder(path: Path) -> CheckpointData:
         at = "config.yaml"
         config = files[at].decode()
     except MALFORMED as error:
-        raise DamagedCheckpoint(f"{at} holds what rlx does not write ({_told(error)})") from error
+        raise DamagedCheckpoint(f"{at} holds what rlx does not write ({_one_line(error)})") from error
     return CheckpointData(config, spec, state, tensors, manifest["segments"], path)
 
 
@@ -456,7 +456,7 @@ def _check_rows(segment: dict[str, Any], data: bytes) -> None:
         shapes = _shapes(data)
         rows = shapes["rows"][0] if "rows" in shapes else None
     except MALFORMED as error:
-        raise DamagedCheckpoint(f"{segment['name']} holds what rlx does not write ({_told(error)})") from error
+        raise DamagedCheckpoint(f"{segment['name']} holds what rlx does not write ({_one_line(error)})") from error
     if rows != segment["end"] - segment["start"]:
         raise DamagedCheckpoint(f"{segment['name']} does not hold the rows that it should")
 

@@ -9,7 +9,6 @@ yet. `terminated` stays as the env gave it.
 
 from __future__ import annotations
 
-import logging
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -25,8 +24,6 @@ from rlx.errors import UserError
 from rlx.reporting import counted
 from rlx.rewards import RewardTransform
 from rlx.types import Goal
-
-log = logging.getLogger(__name__)
 
 BYTES = 16  # per row: where its episode begins and ends
 
