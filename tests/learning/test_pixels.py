@@ -24,7 +24,9 @@ def test_reaches_the_goal(algo: str, tmp_path: Path) -> None:
 
 def test_every_online_learner_of_discrete_actions_from_pixels_is_here() -> None:
     online = {"off_policy", "on_policy"}
-    readers = {n for n, cls in learners().items() if cls.images and "discrete" in cls.actions and cls.regimes[0] in online}
+    readers = {
+        n for n, cls in learners().items() if cls.images and "discrete" in cls.actions and cls.regimes[0] in online
+    }
     assert readers - set(ALGORITHMS) <= SHARED
     assert all((conf_dir() / "algo_env" / f"{algo}_pixel_goal.yaml").exists() for algo in ALGORITHMS)
 
