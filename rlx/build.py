@@ -40,7 +40,7 @@ from rlx.data.sources import finish
 from rlx.data.specs import NO_ENV, spec_of_dataset
 from rlx.data.store import Layout
 from rlx.data.windows import WindowReader
-from rlx.envs import make_env, make_vector_env, probe, spec_of
+from rlx.envs import for_training, make_env, make_vector_env, probe, spec_of
 from rlx.envs.factory import EnvConfig
 from rlx.envs.vector import VectorEnv
 from rlx.errors import UserError, shown
@@ -84,14 +84,14 @@ def build(cfg: DictConfig, folder: Path, given: Given = NOTHING, progress: bool 
     dataset, prior = load_prior(cfg, spec, reward, learner, data) if cfg.dataset is not None else (None, None)
     collector: Collector | None = None
     if collects:
-        make_envs = functools.partial(make_vector_env, env_cfg, trust=cfg.trust)
+        make_envs = functools.partial(make_vector_env, for_training(env_cfg), trust=cfg.trust)
         node = OmegaConf.structured(LocalConfig) if cfg.collector is None else cfg.collector  # older runs have none
         collector = instantiate(node, learner, make_envs, reward, int(cfg.seed), trust=cfg.trust)
     replay = None
     if collector is not None and any(phase.collect > 0 and not phase.on_policy for phase in phases):
         frames = None
         if any(box.is_image and box.dtype == "uint8" for box in spec.obs.values()):
-            with closing(make_env(env_cfg, cfg.trust)) as env:
+            with closing(make_env(for_training(env_cfg), cfg.trust)) as env:
                 frames = stacked_frames(env, spec)
         replay = make_replay(cfg, spec, collector.num_envs, prior, frames)
         if replay.needs_env:  # it asks the env for rewards as long as the run lasts

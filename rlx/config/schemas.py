@@ -24,7 +24,7 @@ from rlx.learner import Learner
 # where the schemas of a group live; a package stands for all its modules
 GROUPS = {
     "algo": ("rlx.algos",),
-    "env": ("rlx.envs.factory",),
+    "env": ("rlx.envs.factory", "rlx.envs.atari", "rlx.envs.minatar", "rlx.envs.dmc"),
     "dataset": ("rlx.data.sources", "rlx.data.minari", "rlx.data.mixing", "rlx.data.arrays"),
     "replay": ("rlx.data.replay",),
     "encoder": ("rlx.nn.encoders",),
