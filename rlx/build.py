@@ -32,6 +32,7 @@ from rlx.config import (
     module_names,
     refuse_foreign_env,
 )
+from rlx.data.augment import Augment
 from rlx.data.dataset import TransitionDataset
 from rlx.data.frames import stacked_frames
 from rlx.data.reader import Reader
@@ -53,7 +54,7 @@ from rlx.rewards import RewardTransform
 from rlx.rng import seeded
 from rlx.system import available_memory, choose_device, enough_memory
 from rlx.trainers.trainer import Trainer
-from rlx.types import OBS, Spec, Windows
+from rlx.types import OBS, Batch, Spec, Windows
 
 log = logging.getLogger("rlx")
 
@@ -110,6 +111,7 @@ def build(cfg: DictConfig, folder: Path, given: Given = NOTHING, progress: bool 
         replay=replay,
         prior=prior,
         dataset=dataset,
+        augment=make_augment(cfg, spec, learner),
         trust=cfg.trust,
     )
     return trainer
@@ -204,6 +206,16 @@ def make_replay(
     )
     log.info("Replay: %s, %.1f MiB", counted(replay.capacity, "transition"), replay.nbytes / 2**20)
     return replay
+
+
+def make_augment(cfg: DictConfig, spec: Spec, learner: Learner) -> Augment | None:
+    """What changes the pictures of minibatches, if anything does."""
+    if cfg.augment is None:  # as in older runs
+        return None
+    augment: Augment | None = instantiate(cfg.augment, spec, int(cfg.seed), trust=cfg.trust)
+    if augment is not None and learner.reads is not Batch:
+        raise UserError(f"augment=... changes minibatches, which algo={cfg.algo.name} does not read; use augment=none.")
+    return augment
 
 
 def make_bus(cfg: DictConfig, progress: bool = True) -> CallbackBus:

@@ -28,6 +28,7 @@ GROUPS = {
     "dataset": ("rlx.data.sources", "rlx.data.minari", "rlx.data.mixing", "rlx.data.arrays"),
     "replay": ("rlx.data.replay",),
     "encoder": ("rlx.nn.encoders",),
+    "augment": ("rlx.data.augment",),
     "reward": ("rlx.rewards",),
     "schedule": ("rlx.schedules",),
     "trainer": ("rlx.trainers.trainer",),
@@ -54,6 +55,7 @@ class Config:
     schedule: Any = None
     replay: Any = None
     encoder: Any = None  # null: auto
+    augment: Any = None  # null: none
     trainer: Any = None
     collector: Any = None  # null: local
     callbacks: Any = field(default_factory=dict)

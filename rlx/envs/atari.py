@@ -13,7 +13,7 @@ The emulator has no randomness of its own: sticky actions are drawn here, so tha
 an episode. Every one of them begins with the same state of the console. A reset of the emulator alone does not bring
 that back in every game, and neither does a restored state; a reset and a restored state in that order do.
 
-Pictures are scaled down by area, in whole numbers, so that they are the same to the bit everywhere. ALE's own vector env
+Pictures are scaled down by area, in whole numbers, so that they are the same to the bit everywhere. ALE's vector env
 (`env.vectorization=native`) scales in its own way: it is faster on several cores, and gives other pixels.
 """
 
@@ -72,7 +72,7 @@ def area_weights(n: int, size: int) -> np.ndarray:
     common = int(np.gcd(n, size))
     into, out_of = np.arange(size)[:, None] * (n // common), np.arange(n)[None] * (size // common)
     overlap = np.minimum(into + n // common, out_of + size // common) - np.maximum(into, out_of)
-    return np.maximum(overlap, 0).astype(np.float32)
+    return np.asarray(np.maximum(overlap, 0), np.float32)
 
 
 class Shrink:
@@ -86,7 +86,7 @@ class Shrink:
     def __call__(self, picture: np.ndarray) -> np.ndarray:
         np.copyto(self._floats, picture)
         sums = self._rows @ (self._floats @ self._columns)
-        return ((sums.astype(np.int64) + self._whole // 2) // self._whole).astype(np.uint8)
+        return np.asarray((sums.astype(np.int64) + self._whole // 2) // self._whole, np.uint8)
 
 
 class Atari(gym.Env[np.ndarray, np.int64]):
@@ -111,7 +111,7 @@ class Atari(gym.Env[np.ndarray, np.int64]):
         self._ale = ale = ale_py.ALEInterface()
         ale.setFloat("repeat_action_probability", 0.0)
         ale.setInt("random_seed", 1)
-        ale.loadROM(roms.get_rom_path(rom))
+        ale.loadROM(str(roms.get_rom_path(rom)))
         ale.reset_game()
         self._frame_skip, self._sticky, self._stack = frame_skip, sticky, stack
         self._actions = ale.getLegalActionSet() if full_actions else ale.getMinimalActionSet()
@@ -120,7 +120,7 @@ class Atari(gym.Env[np.ndarray, np.int64]):
         self._episodic_life = episodic_life
         shape = ale.getScreenDims()
         self._screens = np.zeros((2, *shape), np.uint8)  # the last two
-        self._shrink = Shrink(*shape, size)
+        self._shrink = Shrink(shape[0], shape[1], size)
         ale.getScreenGrayscale(self._screens[0])
         self._first = self._shrink(self._screens[0])
         self._beginning = ale.cloneState(include_rng=True)

@@ -104,7 +104,7 @@ class DMC(gym.Env[Any, np.ndarray]):
 
     def _picture(self) -> np.ndarray:
         picture: np.ndarray = self._env.physics.render(self._size, self._size, camera_id=self._camera)
-        return picture.transpose(2, 0, 1)
+        return np.moveaxis(picture, 2, 0)
 
     def _observation(self, step: Any) -> Any:
         if self._observe == "pixels":

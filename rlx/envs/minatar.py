@@ -1,7 +1,7 @@
 """rlx/MinAtar-GAME-v0: the five games of MinAtar (Young & Tian, 2019, arXiv:1903.03176), 10 x 10 pixels each.
 
-An observation is [10, 10, channels] of uint8, 255 where an object is. Actions are repeated with probability `sticky`, as
-in the paper, and the six actions are the same in all games unless `minimal_actions` leaves those out that do nothing.
+An observation is [10, 10, channels] of uint8, 255 where an object is. Actions are repeated with probability `sticky`,
+as in the paper, and all games have the same six actions unless `minimal_actions` leaves those out that do nothing.
 
 MinAtar's own wrapper keeps the last action, which a sticky step repeats, across episodes; here every episode begins
 without one, so that a seed and the actions since determine it. The modules of the games are loaded by themselves: the
@@ -88,4 +88,4 @@ class MinAtar(gym.Env[np.ndarray, np.int64]):
         return self._observe(), float(reward), bool(over), False, {}
 
     def _observe(self) -> np.ndarray:
-        return np.multiply(self._game.state(), np.uint8(255), dtype=np.uint8)
+        return np.asarray(np.multiply(self._game.state(), np.uint8(255), dtype=np.uint8))

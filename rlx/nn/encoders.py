@@ -112,7 +112,7 @@ class Convolutions(Encoder):
 
     def __init__(self, box: Box, layers: Callable[[int], Sequence[nn.Module]], dim: int, layer_norm: bool = False):
         super().__init__()
-        self.channels_last = box.shape[0] >= box.shape[2]
+        self.channels_last = is_channels_last(box)
         channels, *size = image_shape(box)
         self.layers = nn.Sequential(*layers(channels), nn.Flatten())
         with torch.no_grad():
@@ -128,10 +128,15 @@ class Convolutions(Encoder):
         return F.relu(x if self.norm is None else self.norm(x))
 
 
+def is_channels_last(box: Box) -> bool:
+    """Is an image [height, width, channels], and not [channels, height, width]?"""
+    return box.shape[0] >= box.shape[2]
+
+
 def image_shape(box: Box) -> tuple[int, int, int]:
     """Channels, height and width."""
     first, middle, last = box.shape
-    return (last, first, middle) if first >= last else (first, middle, last)
+    return (last, first, middle) if is_channels_last(box) else (first, middle, last)
 
 
 class Parts(Encoder):

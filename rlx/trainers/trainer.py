@@ -50,6 +50,7 @@ from rlx.types import Batch, Rollout, Spec, Windows
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from rlx.data.augment import Augment
     from rlx.data.dataset import TransitionDataset
     from rlx.envs.vector import VectorEnv
 
@@ -117,6 +118,7 @@ class Trainer:
         replay: Replay | None = None,
         prior: Reader | None = None,
         dataset: TransitionDataset | None = None,
+        augment: Augment | None = None,
     ):
         self.settings = settings
         self.cfg = cfg
@@ -128,6 +130,7 @@ class Trainer:
         self.dataset = dataset
         self.replay = replay
         self.prior = prior
+        self.augment = augment  # of minibatches, if any
         self.state = TrainerState()
         self.resumed = False
         self.interrupt: str | None = None  # set by a signal: end after the step under way
@@ -248,7 +251,9 @@ class Trainer:
         due = self._due(phase)
         if due == 0 or not source.ready:
             return iter(())
-        batches = source.sample(self.learner.cfg.batch_size, due)
+        batches: Any = source.sample(self.learner.cfg.batch_size, due)
+        if self.augment is not None:
+            batches = map(self.augment, batches)
         return batches if self.device.type == "cpu" else (self._to_device(b) for b in batches)
 
     def _due(self, phase: Phase) -> int:
