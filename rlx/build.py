@@ -94,7 +94,7 @@ def build(cfg: DictConfig, folder: Path, given: Given = NOTHING, progress: bool 
         if any(box.is_image and box.dtype == "uint8" for box in spec.obs.values()):
             with closing(make_env(for_training(env_cfg), cfg.trust)) as env:
                 frames = stacked_frames(env, spec)
-        replay = make_replay(cfg, spec, collector.num_envs, prior, frames)
+        replay = make_replay(cfg, spec, collector.num_envs, prior, frames, folder)
         if replay.needs_env:  # it asks the env for rewards as long as the run lasts
             replay.attach_env(make_env(env_cfg, cfg.trust), reward)
     trainer: Trainer = instantiate(
@@ -194,17 +194,24 @@ def read_dataset(cfg: DictConfig) -> TransitionDataset:
 
 
 def make_replay(
-    cfg: DictConfig, spec: Spec, num_envs: int, prior: Reader | None, frames: dict[str, int] | None = None
+    cfg: DictConfig,
+    spec: Spec,
+    num_envs: int,
+    prior: Reader | None,
+    frames: dict[str, int] | None = None,
+    folder: Path | None = None,
 ) -> Replay:
     """The replay of an online run; its size is said before anything is written into it."""
     budget = cfg.trainer.max_env_steps
     node = cfg.replay
     if budget is not None and budget < node.capacity:
         node = OmegaConf.merge(node, {"capacity": max(int(budget), num_envs)})  # never needs more
+    where = {"folder": folder} if node.get("memory") == "mmap" else {}
     replay: Replay = instantiate(
-        node, spec, num_envs, cfg.algo.discount, int(cfg.seed), trust=cfg.trust, prior=prior, frames=frames
+        node, spec, num_envs, cfg.algo.discount, int(cfg.seed), trust=cfg.trust, prior=prior, frames=frames, **where
     )
-    log.info("Replay: %s, %.1f MiB", counted(replay.capacity, "transition"), replay.nbytes / 2**20)
+    size, on_disk = replay.nbytes / 2**20, " on disk" if where else ""
+    log.info("Replay: %s, %.1f MiB%s", counted(replay.capacity, "transition"), size, on_disk)
     return replay
 
 

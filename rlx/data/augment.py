@@ -22,7 +22,7 @@ from torch import Tensor
 
 from rlx.errors import require
 from rlx.fields import check_numbers, number
-from rlx.nn.encoders import is_channels_last
+from rlx.nn.encoders import image_shape, is_channels_last
 from rlx.types import Batch, Spec
 
 Change = Callable[[np.random.Generator, np.ndarray, np.ndarray], None]  # pictures [B, C, H, W], and where they go to
@@ -115,7 +115,8 @@ def shift(cfg: ShiftConfig, spec: Spec, seed: int) -> Augment:
 
 def crop(cfg: CropConfig, spec: Spec, seed: int) -> Augment:
     check_numbers(cfg, "augment")
-    smallest = min((min(_size(box)) for box in spec.obs.values() if box.is_image), default=cfg.pixels + 1)
+    sizes = [image_shape(box)[1:] for box in spec.obs.values() if box.is_image]
+    smallest = min((min(size) for size in sizes), default=cfg.pixels + 1)
     require(
         cfg.pixels < smallest,
         f"augment.pixels={cfg.pixels} leaves nothing of pictures of {smallest} pixels; use a smaller number.",
@@ -136,14 +137,9 @@ def cutout(cfg: CutoutConfig, spec: Spec, seed: int) -> Augment:
     def change(rng: np.random.Generator, images: np.ndarray, out: np.ndarray) -> None:
         n, _, *size = images.shape
         out[:] = images
-        sides = [rng.integers(0, int(cfg.share * k) + 1, n) for k in size]
-        starts = [rng.integers(0, k - side + 1) for k, side in zip(size, sides, strict=True)]
-        for i in range(n):
-            (y, x), (h, w) = (start[i] for start in starts), (side[i] for side in sides)
+        sides = rng.integers(0, np.array([int(cfg.share * k) for k in size]) + 1, (n, 2))
+        corners = rng.integers(0, np.array(size) - sides + 1)
+        for i, (y, x, h, w) in enumerate(np.hstack([corners, sides]).tolist()):
             out[i, :, y : y + h, x : x + w] = 0
 
     return Augment(spec, seed, change)
-
-
-def _size(box: Any) -> tuple[int, int]:
-    return box.shape[:2] if is_channels_last(box) else box.shape[1:]
