@@ -25,7 +25,7 @@ from rlx.learner import Learner
 GROUPS = {
     "algo": ("rlx.algos",),
     "env": ("rlx.envs.factory", "rlx.envs.atari", "rlx.envs.minatar", "rlx.envs.dmc"),
-    "dataset": ("rlx.data.sources", "rlx.data.minari", "rlx.data.mixing", "rlx.data.arrays"),
+    "dataset": ("rlx.data.sources",),
     "replay": ("rlx.data.replay",),
     "encoder": ("rlx.nn.encoders",),
     "augment": ("rlx.data.augment",),
@@ -82,7 +82,7 @@ def _snake(name: str) -> str:
 @functools.cache
 def schemas() -> dict[str, type]:
     """Every schema dataclass by its `group/name`."""
-    found: dict[str, type] = {}
+    by_name: dict[str, type] = {}
     for group, names in GROUPS.items():
         for module in (m for name in names for m in _modules(name)):
             for cls in vars(module).values():
@@ -94,29 +94,29 @@ def schemas() -> dict[str, type]:
                     if group == "algo"
                     else _snake(cls.__name__.removesuffix("Config"))
                 )
-                found[f"{group}/{name}"] = cls
-    return found
+                by_name[f"{group}/{name}"] = cls
+    return by_name
 
 
 @functools.cache
 def targets() -> dict[str, dict[str, type]]:
     """By group, the schema of each `_target_`."""
-    found: dict[str, dict[str, type]] = {group: {} for group in GROUPS}
+    by_target: dict[str, dict[str, type]] = {group: {} for group in GROUPS}
     for name, cls in schemas().items():
-        found[name.partition("/")[0]].setdefault(cls()._target_, cls)
-    return found
+        by_target[name.partition("/")[0]].setdefault(cls()._target_, cls)
+    return by_target
 
 
 @functools.cache
 def learners() -> dict[str, type[Learner]]:
     """Every algorithm's learner class by the name of its YAML."""
-    found = {}
+    classes = {}
     for name, cls in schemas().items():
         group, _, algo = name.partition("/")
         if group == "algo":
             module, _, attribute = cls()._target_.rpartition(".")
-            found[algo] = getattr(importlib.import_module(module), attribute)
-    return found
+            classes[algo] = getattr(importlib.import_module(module), attribute)
+    return classes
 
 
 def open_dicts(cls: type) -> Any:
