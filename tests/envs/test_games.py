@@ -67,7 +67,7 @@ def test_a_saved_config_keeps_the_game_and_cannot_name_a_file() -> None:
             load_config(OmegaConf.to_yaml(changed))
     changed = OmegaConf.create(text)
     changed.env._target_ = "ale_py.vector_env.AtariVectorEnv"
-    with pytest.raises(UserError, match="no such part of rlx"):
+    with pytest.raises(UserError, match="which rlx does not have there"):
         load_config(OmegaConf.to_yaml(changed))
 
 
