@@ -162,6 +162,23 @@ class RunLock:
             return False
 
 
+def in_use(folder: Path) -> bool:
+    """Does a process hold the folder right now?"""
+    try:
+        fd = os.open(folder / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:  # nobody does, or it is not ours
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # it cannot be locked here
+        return False
+    finally:
+        os.close(fd)
+    return False
+
+
 _held: weakref.WeakSet[RunLock] = weakref.WeakSet()  # what a forked process has to let go of
 
 

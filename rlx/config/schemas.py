@@ -11,12 +11,13 @@ import importlib
 import inspect
 import pkgutil
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from types import ModuleType
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
 from omegaconf import OmegaConf
 
 from rlx.learner import Learner
@@ -36,6 +37,8 @@ GROUPS = {
     "callbacks": ("rlx.callbacks",),
     "logger": ("rlx.loggers",),
 }
+
+HYDRA = {"hydra/launcher": ("rlx.sweeps.launchers",), "hydra/sweeper": ("rlx.sweeps.grid",)}  # groups of Hydra's own
 
 DEFAULT_ENV = "Pendulum-v1"
 
@@ -65,6 +68,7 @@ class Config:
     threads: int | str | None = None  # of torch; null: one, auto: as many as are measured to pay
     run_dir: str | None = None  # null: multirun_outputs/runs/<algo>__<EnvId>__seed<seed>__<stamp>
     trust: list[str] = field(default_factory=list)  # modules besides rlx whose `_target_`s may be instantiated
+    choices: dict[str, str] = field(default_factory=dict)  # of each group, by name; filled in, see `compose_config`
 
 
 def _modules(name: str) -> Iterator[ModuleType]:
@@ -79,22 +83,27 @@ def _snake(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
+def _schemas_in(names: Sequence[str]) -> Iterator[tuple[ModuleType, type]]:
+    """The dataclasses with a `_target_` of some modules; a base of others has none."""
+    for module in (m for name in names for m in _modules(name)):
+        for cls in vars(module).values():
+            own = inspect.isclass(cls) and cls.__module__ == module.__name__ and is_dataclass(cls)
+            if own and getattr(cls, "_target_", None):
+                yield module, cls
+
+
+def _choice(cls: type) -> str:
+    return _snake(cls.__name__.removesuffix("Config"))
+
+
 @functools.cache
 def schemas() -> dict[str, type]:
     """Every schema dataclass by its `group/name`."""
     by_name: dict[str, type] = {}
     for group, names in GROUPS.items():
-        for module in (m for name in names for m in _modules(name)):
-            for cls in vars(module).values():
-                own = inspect.isclass(cls) and cls.__module__ == module.__name__ and is_dataclass(cls)
-                if not own or not getattr(cls, "_target_", ""):  # a base of others has none
-                    continue
-                name = (
-                    module.__name__.rpartition(".")[2]
-                    if group == "algo"
-                    else _snake(cls.__name__.removesuffix("Config"))
-                )
-                by_name[f"{group}/{name}"] = cls
+        for module, cls in _schemas_in(names):
+            name = module.__name__.rpartition(".")[2] if group == "algo" else _choice(cls)
+            by_name[f"{group}/{name}"] = cls
     return by_name
 
 
@@ -138,3 +147,7 @@ def register() -> None:
     for name, cls in schemas().items():
         group, _, choice = name.partition("/")
         store.store(group=f"schema/{group}", name=choice, node=open_dicts(cls))
+    Plugins.instance()  # Hydra's own launchers and sweepers come first: ours replace those of the same name
+    for group, names in HYDRA.items():
+        for _, cls in _schemas_in(names):
+            store.store(group=group, name=_choice(cls), node=cls, provider="rlx")

@@ -83,20 +83,29 @@ BUILT_IN: Mapping[str, BuiltIn] = {
 
 def read_minari(dataset_id: str, root: str | None = None, download: bool = False) -> TransitionDataset:
     """The dataset of that id; built or downloaded first where that is possible and it is not there."""
+    folder = find_minari(dataset_id, root, download)
+    storage = minari_root(root)
+    if not (folder / "data").is_dir():
+        if dataset_id in BUILT_IN:
+            build(dataset_id, storage)
+        else:
+            _download(dataset_id, storage)
+    if not (folder / "data").is_dir():
+        raise UserError(_absent(dataset_id, storage))
+    return read_minari_folder(folder)
+
+
+def find_minari(dataset_id: str, root: str | None = None, download: bool = False) -> Path:
+    """The folder of a dataset that is there, or can be built or downloaded."""
     if len(dataset_id) > 250 or not re.fullmatch(r"[\w-]+([/.][\w-]+)*", dataset_id):
         raise UserError(
             f"'{shown(dataset_id)}' is not a Minari id: expected one like D4RL/door/human-v2, or an existing file."
         )
     storage = minari_root(root)
     folder = storage / dataset_id
-    if not (folder / "data").is_dir():
-        if dataset_id in BUILT_IN:
-            build(dataset_id, storage)
-        elif download:
-            _download(dataset_id, storage)
-    if not (folder / "data").is_dir():
+    if not (folder / "data").is_dir() and dataset_id not in BUILT_IN and not download:
         raise UserError(_absent(dataset_id, storage))
-    return read_minari_folder(folder)
+    return folder
 
 
 def load_episodes(dataset_id: str, root: str | None = None) -> list[Episode]:

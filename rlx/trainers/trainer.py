@@ -104,6 +104,22 @@ class TrainerConfig:
     phases: dict[str, Phase] = field(default_factory=dict)
 
 
+def total_steps(settings: TrainerConfig) -> int | None:
+    """The budget on the clock of the regime; None if only wall time or a rule ends the run."""
+    total = 0
+    for phase in settings.phases.values():
+        if phase.collect == 0:
+            limits = [x for x in (phase.updates, settings.max_updates) if x is not None]
+        else:
+            limits = [x for x in (phase.env_steps, settings.max_env_steps) if x is not None]
+        if not limits:
+            total = 0
+            break
+        total += min(limits)
+    epochs = settings.max_epochs * settings.epoch_length if settings.max_epochs is not None else 0
+    return min((x for x in (total, epochs) if x), default=None)
+
+
 class Trainer:
     """Runs phases: collect -> sample -> update, and tells the bus."""
 
@@ -365,18 +381,7 @@ class Trainer:
     @property
     def total_steps(self) -> int | None:
         """The budget on the clock of the regime; None if only wall time or a rule ends the run."""
-        plan, total = self.plan, 0
-        for phase in plan.phases.values():
-            if phase.collect == 0:
-                limits = [x for x in (phase.updates, plan.max_updates) if x is not None]
-            else:
-                limits = [x for x in (phase.env_steps, plan.max_env_steps) if x is not None]
-            if not limits:
-                total = 0
-                break
-            total += min(limits)
-        epochs = plan.max_epochs * plan.epoch_length if plan.max_epochs is not None else 0
-        return min((x for x in (total, epochs) if x), default=None)
+        return total_steps(self.plan)
 
     # -- failures --------------------------------------------------------------------------------------------------
 

@@ -33,12 +33,18 @@ def load_run(cfg: RunConfig, spec: Spec | None, seed: int = 0) -> TransitionData
     return finish(read_run(cfg.path), cfg, spec)
 
 
-def read_run(path: str) -> TransitionDataset:
+def find_run(path: str) -> Path:
+    """The folder of a run that has checkpoints."""
     if not path:
         raise UserError("No run given for the run dataset: set dataset.path=RUN_FOLDER.")
     folder = expanded(path)
     if not (folder / "checkpoints").is_dir():
         raise UserError(f"{folder}: is not a run folder: expected one with checkpoints.")
+    return folder
+
+
+def read_run(path: str) -> TransitionDataset:
+    folder = find_run(path)
     with restoring(folder):
         arrays, env_id = read_replay(folder)
     dataset = TransitionDataset.from_dict(arrays, source=str(folder), env_id=env_id)
