@@ -11,6 +11,8 @@ What there is:
 
     train, resume               run experiments; each returns a Result
     evaluate, load, predict     use what was trained
+    watch                       see it at work in a window; evaluate(..., video="x.mp4") records it
+    export                      a folder with an ONNX graph, or the weights, for other tools
     collect, inspect_data       make a Minari dataset from a policy; look into a dataset
     runs                        the runs below a folder and their metrics, as plain columns
     load_transition_dataset     a TransitionDataset from a file, a run or a Minari id
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from rlx.errors import RunFailed, UserError
     from rlx.policy import Policy
     from rlx.report.tables import runs
-    from rlx.workflows import Result, collect, evaluate, inspect_data, load, predict, resume, train
+    from rlx.workflows import Result, collect, evaluate, export, inspect_data, load, predict, resume, train, watch
 
 __version__ = "0.1.0"
 
@@ -41,6 +43,8 @@ _HOMES = {
     "evaluate": "rlx.workflows",
     "predict": "rlx.workflows",
     "load": "rlx.workflows",
+    "watch": "rlx.workflows",
+    "export": "rlx.workflows",
     "collect": "rlx.workflows",
     "inspect_data": "rlx.workflows",
     "runs": "rlx.report.tables",
@@ -59,6 +63,7 @@ __all__ = [
     "UserError",
     "collect",
     "evaluate",
+    "export",
     "inspect_data",
     "load",
     "load_transition_dataset",
@@ -66,6 +71,7 @@ __all__ = [
     "resume",
     "runs",
     "train",
+    "watch",
 ]
 
 

@@ -147,10 +147,26 @@ VERBS = {
     ),
     "evaluate": Verb(
         "rlx.commands:evaluate",
-        "evaluate RUN_OR_CHECKPOINT [episodes=10] [seed=0] [target_return=NUMBER] [--json]",
+        "evaluate RUN_OR_CHECKPOINT [episodes=10] [seed=0] [target_return=NUMBER] [--json] [--video FILE.mp4]",
         "raw returns of the deterministic policy\n\n"
         "A run folder stands for its best checkpoint. --json prints all returns.\n"
+        "--video records the episodes, 3 unless asked otherwise; it needs no screen.\n"
         "target_return is what a policy of algo=dt is asked for.\n"
+        "trust=[MODULE,...] allows code from your own modules.",
+    ),
+    "watch": Verb(
+        "rlx.commands:watch",
+        "watch RUN_OR_CHECKPOINT [episodes=3] [seed=0]",
+        "the policy at work in a window\n\n"
+        "Without a screen, evaluate RUN --video FILE.mp4 records the same.\n"
+        "trust=[MODULE,...] allows code from your own modules.",
+    ),
+    "export": Verb(
+        "rlx.commands:export",
+        "export RUN_OR_CHECKPOINT [--format onnx|torch] [--out DIR] [license=mit]",
+        "the policy as a folder for other tools, with a card and an example\n\n"
+        "onnx (the default) adds the policy as one graph to its weights; torch has the weights alone.\n"
+        "Without --out it is RUN/exports/FORMAT. rlx.load(DIR) reads it back.\n"
         "trust=[MODULE,...] allows code from your own modules.",
     ),
     "predict": Verb(
