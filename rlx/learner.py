@@ -120,6 +120,7 @@ class Learner(nn.Module):
     actions: tuple[str, ...] = ("box",)  # action kinds it can handle: "box", "discrete", "multi_discrete"
     regimes: tuple[str, ...] = ("off_policy",)  # regimes it can run in, its usual one first
     images: bool = False  # can it read image observations
+    ranks_actions: bool = False  # does its policy take the best of several continuous actions; equals go by rounding
     needs_mc_return: bool = False  # does it read `batch.mc_return`
     needs_returns: bool = False  # does it take the episode returns of the dataset (`set_returns`)
     options: tuple[str, ...] = ()  # numbers of its config that whoever uses the policy may change (`set_options`)

@@ -60,6 +60,7 @@ def bcq_loss(q: Tensor, perturbation: Tensor) -> tuple[Tensor, Metrics]:
 class BCQ(Learner):
     actions = ("box",)
     regimes = ("offline", "offline_to_online")
+    ranks_actions = True
     cfg: BCQConfig
     eval_latents: Tensor  # [eval_candidates, dim(z)]
 

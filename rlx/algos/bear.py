@@ -103,6 +103,7 @@ def mmd_multiplier_loss(log_multiplier: Tensor, distance: Tensor, epsilon: float
 class BEAR(Learner):
     actions = ("box",)
     regimes = ("offline", "offline_to_online")
+    ranks_actions = True
     cfg: BEARConfig
     eval_noise: Tensor  # [eval_candidates, 1, dim(A)]
 

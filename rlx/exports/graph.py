@@ -217,7 +217,9 @@ class OnnxPolicy:
 
 
 def largest_difference(graph: PolicyGraph, model: bytes, steps: int = 4) -> float:
-    """Of the actions of `Policy.act` and of its ONNX graph, in units of half the action's range; a few ties aside."""
+    """Of the actions of `Policy.act` and of its ONNX graph, in units of half the action's range; for policies that
+    choose, a few ties aside.
+    """
     rng = np.random.default_rng(0)
     differences = []
     for rows in (1, 3, 40):
@@ -237,7 +239,8 @@ def largest_difference(graph: PolicyGraph, model: bytes, steps: int = 4) -> floa
             if graph.initial:
                 policy.feedback(reward)
     worst = np.sort(np.concatenate(differences))
-    return float(worst[len(worst) - 1 - int(TIES * len(worst))])
+    chooses = graph.spec.action_kind != "box" or graph.learner.ranks_actions
+    return float(worst[len(worst) - 1 - int(TIES * len(worst) if chooses else 0)])
 
 
 def random_obs(learner: Learner, rows: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
