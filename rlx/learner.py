@@ -220,9 +220,12 @@ class Learner(nn.Module):
             tensors |= {f"optimizer.{name}.{k}": v for k, v in optimizer.tensors().items()}
         return tensors
 
-    def load_tensors(self, saved: dict[str, Tensor]) -> None:
-        """Copy saved values into the live tensors; names, shapes and dtypes have to be exactly ours."""
-        live = self.tensors()
+    def load_tensors(self, saved: dict[str, Tensor], optimizers: bool = True) -> None:
+        """Copy saved values into the live tensors; names, shapes and dtypes have to be exactly ours.
+
+        Without `optimizers`, those of the networks alone: all that an exported policy has.
+        """
+        live = {name: tensor for name, tensor in self.tensors().items() if optimizers or name.startswith("model.")}
         saved = {_current_name(name): tensor for name, tensor in saved.items()}
         if live.keys() != saved.keys():
             odd = sorted(live.keys() ^ saved.keys())[0]

@@ -132,7 +132,7 @@ class BEAR(Learner):
         action = torch.tanh(mean + log_std.exp() * self.eval_noise)
         rows = obs.repeat(len(action), 1)
         best = self.critic(rows, action.flatten(0, 1), members=slice(1)).view(len(action), -1).argmax(0)
-        return action[best, torch.arange(len(obs), device=obs.device)]
+        return action[best, torch.arange(obs.shape[0], device=obs.device)]  # not len(): any number, once exported
 
     def update(self, batch: Batch) -> Metrics:
         self.updates += 1
