@@ -15,6 +15,7 @@ from torch.autograd import Variable
 
 from rlx.errors import UserError
 from rlx.nn.fused import Places, go_back, is_recorded
+from rlx.nn.native import NATIVE
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -108,8 +109,11 @@ class Adam(Optimizer):
         self._numbers = torch.zeros(2, device=self.params[0].device)  # step size and correction of a compiled step
 
     def _move(self, grads: list[Tensor]) -> None:
+        compiling = torch.compiler.is_compiling()
+        if NATIVE.on is not None and not compiling and self._move_natively(grads):
+            return
         self.steps += 1
-        if torch.compiler.is_compiling():
+        if compiling:
             return self._move_compiled(grads)
         torch._fused_adam_(
             self.params,
@@ -126,6 +130,15 @@ class Adam(Optimizer):
             amsgrad=False,
             maximize=False,
         )
+
+    def _move_natively(self, grads: list[Tensor]) -> bool:
+        """The same step by one native call; False where it declines."""
+        return bool(
+            NATIVE.on.adam(
+                self.params, grads, self.exp_avg, self.exp_avg_sq, self.steps, self.lr * self.scale, *self.betas,
+                self.eps, self.weight_decay,
+            )
+        )  # fmt: skip
 
     def prepare(self) -> None:
         step = self.steps.item() + 1.0  # compiled code would compute these numbers anew for each weight
@@ -207,7 +220,10 @@ class RMSprop(Optimizer):
 @torch.no_grad()
 def polyak(targets: Iterable[Tensor], online: Iterable[Tensor], tau: float) -> None:
     """target <- (1 - tau) * target + tau * online."""
-    torch._foreach_lerp_(list(targets), list(online), tau)
+    targets, online = list(targets), list(online)
+    if NATIVE.on is not None and not torch.compiler.is_compiling() and NATIVE.on.follow(targets, online, tau):
+        return
+    torch._foreach_lerp_(targets, online, tau)
 
 
 def target_of(module: M) -> M:
