@@ -47,6 +47,7 @@ from rlx.errors import UserError, shown
 from rlx.given import NOTHING, EnvLike, Given
 from rlx.learner import Allocation, Learner
 from rlx.nn.encoders import AutoConfig
+from rlx.nn.native.choose import use_as_saved
 from rlx.reporting import counted
 from rlx.restoring import check_like, restoring
 from rlx.rewards import RewardTransform
@@ -237,6 +238,7 @@ def restore_learner(path: str | Path, trust: tuple[str, ...]) -> tuple[Learner, 
         raise UserError(f"{folder} is damaged ({error}); use another checkpoint of the run.") from error
     cfg = load_config(saved.config, (), trust, use=("algo", "env", "encoder"))
     learner_class(cfg)
+    use_as_saved(saved.state.get("native", False))
     with restoring(folder):
         check_spec(cfg, saved.spec)
         tensors = saved.tensors["learner"]

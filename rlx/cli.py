@@ -170,6 +170,13 @@ VERBS = {
         "what is in a dataset\n\n"
         "SOURCE is a file (.npz, .pt, .hdf5), a run folder or a Minari id; with env= it also says whether they fit.",
     ),
+    "build-native": Verb(
+        "rlx.commands:build_native",
+        "build-native",
+        "build the native nodes, which make runs faster, for this machine\n\n"
+        "Takes half a minute and a C++ compiler, once for each version of rlx and torch. Runs with native=auto, the\n"
+        "default, take them from then on; the first one on a machine starts this in the background.",
+    ),
     "list": Verb(
         "rlx.cli:list_choices",
         "list [GROUP ...] [--config-dir FOLDER]",

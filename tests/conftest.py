@@ -10,6 +10,7 @@ import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
+os.environ["RLX_NATIVE"] = "false"  # what numbers were frozen with; tests of the native nodes ask for them
 
 SHARED_DATA = Path(__file__).parent.parent.parent / "shared" / "data"
 

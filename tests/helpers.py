@@ -129,7 +129,7 @@ def same_tensors(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
 
 
 SUMMARY = ("algo", "env", "seed", "env_steps", "updates", "epoch", "stop_reason", "eval_return_mean")
-SUMMARY += ("best_eval_return_mean", "exact", "threads", "versions")
+SUMMARY += ("best_eval_return_mean", "exact", "threads", "native", "versions")
 
 
 def same_run(ours: Path, reference: Path) -> None:
