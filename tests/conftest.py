@@ -20,6 +20,7 @@ def _at_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     """Generated datasets go to one folder per session, runs to a folder of the test."""
     root = tmp_path_factory.getbasetemp() / "minari"
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(root))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "no_cache"))
     import torch
 
     torch.set_num_threads(1)
@@ -40,3 +41,34 @@ def toy_envs() -> Iterator[None]:
 
     with registered():
         yield
+
+
+@pytest.fixture(scope="session")
+def native_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache folder with a build of the native nodes, made once for all workers; skips where they cannot be built."""
+    from rlx.nn.native.build import Unavailable, build
+
+    base = tmp_path_factory.getbasetemp()
+    root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cache"
+    root.mkdir(exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(root))
+        try:
+            build()
+        except Unavailable as error:
+            pytest.skip(str(error))
+    return root
+
+
+@pytest.fixture
+def native(native_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The native nodes are on."""
+    from rlx.nn.native.build import load
+    from rlx.nn.native.choose import use_native
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(native_cache))
+    load.cache_clear()
+    use_native(True)
+    yield
+    use_native(False)
+    load.cache_clear()
