@@ -412,8 +412,17 @@ def go_back(loss: Tensor, into: Places) -> None:
 
 
 def small_mlp(x: Tensor, layers: Sequence[Layer], activation: str) -> list[Tensor]:
-    """What each of the linear layers reads and, last, the output: `plain_mlp` without its choices, for few rows and
-    small layers, where to choose costs as much as to compute.
+    """What each of the linear layers reads and, last, the output; of native nodes, the output alone."""
+    if NATIVE.on is not None and not torch.compiler.is_compiling():
+        y = native_mlp(x, None, flatten(layers), False, activation)
+        if y is not None:
+            return [y]
+    return each_of_small_mlp(x, layers, activation)
+
+
+def each_of_small_mlp(x: Tensor, layers: Sequence[Layer], activation: str) -> list[Tensor]:
+    """`plain_mlp` without its choices, for few rows and small layers, where to choose costs as much as to compute:
+    what each of the linear layers reads and, last, the output.
     """
     activate = ACTIVATIONS[activation]
     found = [x]
@@ -425,10 +434,13 @@ def small_mlp(x: Tensor, layers: Sequence[Layer], activation: str) -> list[Tenso
 
 def recorded_mlp(x: Tensor, layers: Sequence[Layer], activation: str) -> Tensor:
     """`small_mlp`, recorded; a gradient [B] of an output [B, 1] is taken as [B, 1]."""
+    pair = NATIVE.on.record(x, flatten(layers), ACTIVATION_NUMBERS[activation]) if NATIVE.on is not None else None
+    if pair is not None:
+        return natively_recorded(x, layers, activation, *pair)
     slope, by_autograd = GRADIENTS[activation], torch.is_grad_enabled()
     try:
         torch._C._set_grad_enabled(False)  # a tenth of the time of torch.no_grad
-        *inputs, y = small_mlp(x, layers, activation)
+        *inputs, y = each_of_small_mlp(x, layers, activation)
     finally:
         torch._C._set_grad_enabled(by_autograd)
 
@@ -440,6 +452,18 @@ def recorded_mlp(x: Tensor, layers: Sequence[Layer], activation: str) -> Tensor:
             torch.sum(grad, 0, out=places[i][1])
             if i > 0:
                 grad = slope(grad.mm(layers[i].weight.t()), inputs[i])
+        return (None,)
+
+    Step(backward, (x,), (y,))
+    return y
+
+
+def natively_recorded(x: Tensor, layers: Sequence[Layer], activation: str, y: Tensor, kept: Tensor) -> Tensor:
+    """The output of a native pass, and the way back through it."""
+
+    def backward(into: Places, grad: Tensor) -> Sequence[None]:
+        places = [place for pair in into.of_layers(layers) for place in pair]
+        NATIVE.on.go_back(x, kept, flatten(layers), ACTIVATION_NUMBERS[activation], grad, places)
         return (None,)
 
     Step(backward, (x,), (y,))
@@ -563,6 +587,11 @@ def dueling(head: Tensor) -> Tensor:
 
 def chosen(q: Tensor, action: Tensor) -> Tensor:
     """Q(s, a) [B] of the actions [B] out of Q(s, .) [B, K]."""
+    natively = NATIVE.on is not None and is_recorded(q)
+    taken = NATIVE.on.chosen(q, action) if natively else None
+    if taken is not None:
+        Step(lambda into, grad: (NATIVE.on.chosen_back(action, grad, q.shape[-1]),), (q,), (taken,))
+        return taken
     action = action.unsqueeze(-1)
     taken = q.gather(-1, action).squeeze(-1)
     if is_recorded(q):
@@ -576,6 +605,12 @@ def chosen(q: Tensor, action: Tensor) -> Tensor:
 
 def huber_loss(value: Tensor, target: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
     """The mean of weight * huber(value - target), and the differences [B]."""
+    natively = NATIVE.on is not None and is_recorded(value)
+    made = NATIVE.on.huber(value, target, weight) if natively else None
+    if made is not None:
+        loss, error, slopes = made
+        Step(lambda into, scale: (slopes * (scale / len(slopes)),), (value,), (loss,))
+        return loss, error
     error = value - target
     slope = error.clamp(-1.0, 1.0)
     each = slope * (error - 0.5 * slope)

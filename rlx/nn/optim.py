@@ -30,6 +30,16 @@ def differentiate(loss: Tensor, params: Sequence[Tensor], retain_graph: bool = F
     return grads
 
 
+def clip(vector: Tensor, max_norm: float) -> Tensor:
+    """Scale a vector to a norm of at most `max_norm`; the norm that it had."""
+    natively = NATIVE.on is not None and not torch.compiler.is_compiling()
+    norm: Tensor | None = NATIVE.on.clip(vector, max_norm) if natively else None
+    if norm is None:
+        norm = torch.linalg.vector_norm(vector)
+        vector.mul_((max_norm / (norm + 1e-6)).clamp_(max=1.0))
+    return norm
+
+
 class Optimizer:
     """Steps down the gradients of a fixed list of parameters; all of its state is in `tensors`."""
 
@@ -62,8 +72,7 @@ class Optimizer:
             else:
                 torch._foreach_copy_(self._places.parts, list(differentiate(loss, self.params, retain_graph)))
             if max_grad_norm is not None:
-                self.grad_norm = torch.linalg.vector_norm(self._places.vector)
-                self._places.vector.mul_((max_grad_norm / (self.grad_norm + 1e-6)).clamp_(max=1.0))
+                self.grad_norm = clip(self._places.vector, max_grad_norm)
             self._move(self._places.parts)
         finally:
             torch._C._set_grad_enabled(by_autograd)

@@ -494,25 +494,28 @@ struct NativeSquashBackward : Node {
 void squash(const float* head, const float* noise, int64_t rows, int64_t n, float* action, float* log_prob,
             float* deviation) {
   constexpr float PER_ACTION = 0.9189385332046727f + 1.3862943611198906f;  // log(2 pi) / 2 + 2 log 2
-  for (int64_t r = 0; r < rows; ++r) {
-    vec sum = {};
-    for (int64_t j = 0; j < n; j += W) {
-      const int64_t left = n - j;
-      const vec mean = load_some(head + r * 2 * n + j, left), z = load_some(noise + r * n + j, left);
-      vec log_std = load_some(head + r * 2 * n + n + j, left);
-      log_std = log_std < LOG_STD_MIN ? all(LOG_STD_MIN) : log_std;
-      log_std = log_std > LOG_STD_MAX ? all(LOG_STD_MAX) : log_std;
-      const vec d = exp(log_std) * z, raw = mean + d, size = abs(raw);
-      store_some(action + r * n + j, tanh(raw), left);
-      if (deviation) store_some(deviation + r * n + j, d, left);
-      // log(e^x + e^-x) = |x| + log(1 + e^(-2 |x|))
-      vec each = log_std + 0.5f * z * z - 2.f * (size + log1p(exp(-2.f * size)));
-      if (left < W)
-        for (int i = static_cast<int>(left); i < W; ++i) each[i] = 0.f;
-      sum += each;
+  const int64_t count = rows * n, room = (count + W - 1) / W * W;
+  float *means = scratch(1, 2 * room), *log_stds = means + room;  // side by side: rows are shorter than vectors
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t j = 0; j < n; ++j) {
+      means[r * n + j] = head[r * 2 * n + j];
+      log_stds[r * n + j] = head[r * 2 * n + n + j];
     }
+  for (int64_t i = 0; i < count; i += W) {
+    const int64_t left = count - i;
+    const vec z = load_some(noise + i, left);
+    vec log_std = load_some(log_stds + i, left);
+    log_std = log_std < LOG_STD_MIN ? all(LOG_STD_MIN) : log_std;
+    log_std = log_std > LOG_STD_MAX ? all(LOG_STD_MAX) : log_std;
+    const vec d = exp(log_std) * z, raw = load_some(means + i, left) + d, size = abs(raw);
+    store_some(action + i, tanh(raw), left);
+    if (deviation) store_some(deviation + i, d, left);
+    // log(e^x + e^-x) = |x| + log(1 + e^(-2 |x|))
+    store(log_stds + i, log_std + 0.5f * z * z - 2.f * (size + log1p(exp(-2.f * size))));
+  }
+  for (int64_t r = 0; r < rows; ++r) {
     float total = 0.f;
-    for (int i = 0; i < W; ++i) total += sum[i];
+    for (int64_t j = 0; j < n; ++j) total += log_stds[r * n + j];
     log_prob[r] = -total - PER_ACTION * n;
   }
 }
@@ -730,6 +733,148 @@ PyObject* critic_loss(PyObject* const* args, Py_ssize_t n) {
   return tuple_of({loss, mean, aim});
 }
 
+// -- recorded computations
+
+// record(x, params, activation) -> y and what `go_back` reads
+PyObject* record(PyObject* const* args, Py_ssize_t n) {
+  TORCH_CHECK(n == 3, "record takes 3 arguments");
+  Tensor x;
+  std::vector<Tensor> params;
+  Form form;
+  if (!to_tensor(args[0], x) || !to_tensors(args[1], params) || params.empty()) return none();
+  form.activation = static_cast<Activation>(PyLong_AsLong(args[2]));
+  Net net;
+  if (!take_layers(net, params, form) || net.stacked || !is_plain(x) || x.dim() != 2 || x.stride(1) != 1 ||
+      x.size(1) != net.layers[0].in)
+    return none();
+  take_input(net, x);
+  const Tensor y = floats({net.rows, net.layers.back().out}), kept = floats({Kept(net).total});
+  forward(net, data(y), data(kept));
+  return tuple_of({y, kept});
+}
+
+// go_back(x, kept, params, activation, grad, places): gradients of the parameters into their places
+PyObject* go_back(PyObject* const* args, Py_ssize_t n) {
+  TORCH_CHECK(n == 6, "go_back takes 6 arguments");
+  Tensor x, kept, grad;
+  std::vector<Tensor> params, places;
+  Form form;
+  TORCH_CHECK(to_tensor(args[0], x) && to_tensor(args[1], kept) && to_tensors(args[2], params) &&
+                  to_tensor(args[4], grad) && to_tensors(args[5], places),
+              "go_back takes tensors");
+  form.activation = static_cast<Activation>(PyLong_AsLong(args[3]));
+  Net net;
+  TORCH_CHECK(take_layers(net, params, form), "the parameters have changed");
+  take_input(net, x);
+  grad = grad.contiguous();
+  TORCH_CHECK(is_plain(grad) && grad.numel() == net.rows * net.layers.back().out && places.size() == params.size(),
+              "the gradient does not fit");
+  Grads to;
+  to.layers.resize(net.layers.size());
+  for (size_t i = 0; i < places.size(); ++i) {
+    TORCH_CHECK(is_plain(places[i]) && places[i].is_contiguous() && places[i].numel() == params[i].numel(),
+                "a place does not fit");
+    (i % 2 ? to.layers[i / 2].bias : to.layers[i / 2].weight) = data(places[i]);
+  }
+  backward(net, data(kept), data(grad), to);
+  Py_RETURN_NONE;
+}
+
+// chosen(q, action) -> q [B] of the actions
+PyObject* chosen(PyObject* const* args, Py_ssize_t n) {
+  TORCH_CHECK(n == 2, "chosen takes 2 arguments");
+  Tensor q, action;
+  if (!to_tensor(args[0], q) || !to_tensor(args[1], action)) return none();
+  if (!is_plain(q) || q.dim() != 2 || !q.is_contiguous() || !action.defined() || action.dim() != 1 ||
+      action.scalar_type() != at::kLong || action.size(0) != q.size(0) || !action.device().is_cpu())
+    return none();
+  const auto* index = static_cast<const int64_t*>(action.const_data_ptr());
+  const int64_t rows = q.size(0), width = q.size(1);
+  const Tensor y = floats({rows});
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t a = index[r * action.stride(0)];
+    TORCH_CHECK(a >= 0 && a < width, "there is no action ", a);
+    data(y)[r] = data(q)[r * width + a];
+  }
+  return THPVariable_Wrap(y);
+}
+
+// chosen_back(action, grad, width) -> the gradient [B, width] by q
+PyObject* chosen_back(PyObject* const* args, Py_ssize_t n) {
+  TORCH_CHECK(n == 3, "chosen_back takes 3 arguments");
+  Tensor action, grad;
+  TORCH_CHECK(to_tensor(args[0], action) && to_tensor(args[1], grad), "chosen_back takes tensors");
+  if (!is_plain(grad) || !grad.is_contiguous()) return none();
+  const auto* index = static_cast<const int64_t*>(action.const_data_ptr());
+  const int64_t rows = action.size(0), width = PyLong_AsLong(args[2]);
+  const Tensor y = floats({rows, width});
+  std::memset(data(y), 0, rows * width * sizeof(float));
+  for (int64_t r = 0; r < rows; ++r) data(y)[r * width + index[r * action.stride(0)]] = data(grad)[r];
+  return THPVariable_Wrap(y);
+}
+
+// huber(value, target, weight) -> loss, error [B], slope [B] of weight * huber, all rows alike
+PyObject* huber(PyObject* const* args, Py_ssize_t n) {
+  TORCH_CHECK(n == 3, "huber takes 3 arguments");
+  Tensor value, target, weight;
+  if (!to_tensor(args[0], value) || !to_tensor(args[1], target) || !to_tensor(args[2], weight)) return none();
+  const auto fits = [&](const Tensor& t) {
+    return is_plain(t) && t.dim() == 1 && t.is_contiguous() && t.size(0) == value.size(0) && !t.requires_grad();
+  };
+  if (!is_plain(value) || !fits(value) || !fits(target) || (weight.defined() && !fits(weight))) return none();
+  const int64_t rows = value.size(0);
+  const Tensor loss = floats({}), error = floats({rows}), slopes = floats({rows});
+  const float *x = data(value), *y = data(target), *w = weight.defined() ? data(weight) : nullptr;
+  double sum = 0;
+  for (int64_t r = 0; r < rows; ++r) {
+    const float e = x[r] - y[r], s = e < -1.f ? -1.f : e > 1.f ? 1.f : e, by = w ? w[r] : 1.f;
+    data(error)[r] = e;
+    data(slopes)[r] = by * s;
+    sum += static_cast<double>(by * s * (e - 0.5f * s));
+  }
+  *data(loss) = static_cast<float>(sum / static_cast<double>(rows));
+  return tuple_of({loss, error, slopes});
+}
+
+// clip(vector, most): scales it to a norm of at most `most`, and returns the norm that it had
+PyObject* clip(PyObject* const* args, Py_ssize_t n) {
+  TORCH_CHECK(n == 2, "clip takes 2 arguments");
+  Tensor x;
+  if (!to_tensor(args[0], x) || !is_plain(x) || !x.is_contiguous()) return none();
+  const double most = PyFloat_AsDouble(args[1]);
+  if (PyErr_Occurred()) return nullptr;
+  double squares = 0;
+  const int64_t count = x.numel();
+  for (int64_t i = 0; i < count; i += 1024) squares += dot(data(x) + i, data(x) + i, std::min<int64_t>(1024, count - i));
+  const Tensor norm = floats({});
+  *data(norm) = static_cast<float>(std::sqrt(squares));
+  const float scale = static_cast<float>(most / (std::sqrt(squares) + 1e-6));
+  if (!(scale >= 1.f))
+    for (int64_t i = 0; i < count; ++i) data(x)[i] *= scale;
+  return THPVariable_Wrap(norm);
+}
+
+// td_target(reward, discount, terminated, next_value): reward + discount * (1 - terminated) * next_value, all [B]
+PyObject* td_target(PyObject* const* args, Py_ssize_t n) {
+  TORCH_CHECK(n == 4, "td_target takes 4 arguments");
+  Tensor given[4];
+  for (int i = 0; i < 4; ++i) {
+    if (!to_tensor(args[i], given[i]) || !is_plain(given[i]) || given[i].dim() != 1) return none();
+    if (given[i].size(0) != given[0].size(0) || (at::GradMode::is_enabled() && given[i].requires_grad())) return none();
+  }
+  const int64_t rows = given[0].size(0);
+  const Tensor y = floats({rows});
+  const float* at[4];
+  int64_t step[4];
+  for (int i = 0; i < 4; ++i) {
+    at[i] = data(given[i]);
+    step[i] = given[i].stride(0);
+  }
+  for (int64_t r = 0; r < rows; ++r)
+    data(y)[r] = at[0][r * step[0]] + at[1][r * step[1]] * (1.f - at[2][r * step[2]]) * at[3][r * step[3]];
+  return THPVariable_Wrap(y);
+}
+
 // -- steps
 
 bool are_alike(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
@@ -740,6 +885,22 @@ bool are_alike(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
 }
 
 void changed(const Tensor& t) { t.unsafeGetTensorImpl()->bump_version(); }
+
+struct AdamNumbers {
+  float size, correction, mix, mix2, keep2, floor, shrink;
+};
+
+template <bool DECAYS>
+void adam_step(float* __restrict p, float* __restrict m, float* __restrict v, const float* __restrict g, int64_t n,
+               AdamNumbers c) {
+  const float inverse = 1.f / c.correction;
+  for (int64_t j = 0; j < n; ++j) {
+    const float by = DECAYS ? g[j] + c.shrink * p[j] : g[j];
+    m[j] += c.mix * (by - m[j]);
+    v[j] = c.keep2 * v[j] + c.mix2 * by * by;
+    p[j] -= c.size * m[j] / (std::sqrt(v[j]) * inverse + c.floor);
+  }
+}
 
 // adam(params, grads, means, squares, steps, lr, beta1, beta2, eps, weight_decay); counts the step
 PyObject* adam(PyObject* const* args, Py_ssize_t n) {
@@ -759,25 +920,16 @@ PyObject* adam(PyObject* const* args, Py_ssize_t n) {
   const double step = *data(steps) + 1.0;
   *data(steps) = static_cast<float>(step);
   changed(steps);
-  const float size = static_cast<float>(lr / (1.0 - std::pow(beta1, step)));
-  const float correction = static_cast<float>(std::sqrt(1.0 - std::pow(beta2, step)));
-  const float mix = static_cast<float>(1.0 - beta1), mix2 = static_cast<float>(1.0 - beta2);
-  const float keep2 = static_cast<float>(beta2), floor = static_cast<float>(eps), shrink = static_cast<float>(decay);
+  const AdamNumbers c{
+      static_cast<float>(lr / (1.0 - std::pow(beta1, step))), static_cast<float>(std::sqrt(1.0 - std::pow(beta2, step))),
+      static_cast<float>(1.0 - beta1), static_cast<float>(1.0 - beta2), static_cast<float>(beta2),
+      static_cast<float>(eps), static_cast<float>(decay)};
+  const auto step_of = decay == 0.0 ? adam_step<false> : adam_step<true>;
   for (size_t i = 0; i < params.size(); ++i) {
     const Tensor grad = grads[i].contiguous();
-    float* __restrict p = data(params[i]);
-    float* __restrict m = data(means[i]);
-    float* __restrict v = data(squares[i]);
-    const float* __restrict g = data(grad);
-    over_rows(params[i].numel(), 16.0, [&](int64_t begin, int64_t end) {
-      for (int64_t j = begin; j < end; ++j) {
-        const float by = shrink == 0.f ? g[j] : g[j] + shrink * p[j];
-        const float mean = m[j] + mix * (by - m[j]);
-        const float square = keep2 * v[j] + mix2 * by * by;
-        m[j] = mean;
-        v[j] = square;
-        p[j] -= size * mean / (std::sqrt(square) / correction + floor);
-      }
+    over_rows(params[i].numel(), 32.0, [&](int64_t begin, int64_t end) {
+      step_of(data(params[i]) + begin, data(means[i]) + begin, data(squares[i]) + begin, data(grad) + begin,
+              end - begin, c);
     });
     changed(params[i]);
     changed(means[i]);
@@ -824,6 +976,8 @@ PyMethodDef method(const char* name) {
 PyMethodDef methods[] = {
     method<mlp>("mlp"),   method<squashed>("squashed"), method<critic_loss>("critic_loss"),
     method<adam>("adam"), method<follow>("follow"),     method<set_again>("set_again"),
+    method<record>("record"), method<go_back>("go_back"), method<chosen>("chosen"), method<chosen_back>("chosen_back"),
+    method<huber>("huber"), method<clip>("clip"), method<td_target>("td_target"),
     {nullptr, nullptr, 0, nullptr},
 };
 
