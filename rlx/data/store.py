@@ -395,6 +395,11 @@ class Store:
         found: np.ndarray = self._ended[place]
         return found
 
+    def ends(self) -> Tensor:
+        """Of every place: does an episode end there?"""
+        assert self._ended is not None
+        return torch.from_numpy(self._ended)
+
     def next_obs(self, place: np.ndarray, part: slice) -> np.ndarray:
         """[M, ...] some entries of the next observations, where those are flat."""
         if self.columns:

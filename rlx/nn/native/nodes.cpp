@@ -875,6 +875,55 @@ PyObject* td_target(PyObject* const* args, Py_ssize_t n) {
   return THPVariable_Wrap(y);
 }
 
+// -- replay
+
+// n_step(rows, place, ended, counts, powers, reward, discount, first, end): transitions from these places over up to n
+// steps. `counts` [lanes] of steps ever added; `powers` [n] of the discount; the rest are columns, those of [first, end)
+// being taken from where a sum stops. Sums are rounded as in rlx/data/n_step.py.
+__attribute__((optimize("fp-contract=off"))) PyObject* n_step(PyObject* const* args, Py_ssize_t n) {
+  TORCH_CHECK(n == 9, "n_step takes 9 arguments");
+  Tensor rows, place, ended, counts, powers;
+  if (!to_tensor(args[0], rows) || !to_tensor(args[1], place) || !to_tensor(args[2], ended) ||
+      !to_tensor(args[3], counts) || !to_tensor(args[4], powers))
+    return none();
+  int64_t columns[4];
+  for (int i = 0; i < 4; ++i) columns[i] = PyLong_AsLong(args[5 + i]);
+  if (PyErr_Occurred()) return nullptr;
+  const auto [reward, discount, first, end] = columns;
+  if (!is_plain(rows) || !rows.is_contiguous() || !is_plain(powers) || place.scalar_type() != at::kLong ||
+      counts.scalar_type() != at::kLong || ended.scalar_type() != at::kBool || !place.is_contiguous() ||
+      !counts.is_contiguous() || !ended.is_contiguous())
+    return none();
+  const int64_t capacity = rows.size(0), width = rows.size(1), lanes = counts.numel(), most = powers.numel();
+  const int64_t slots = capacity / lanes, m = place.numel();
+  for (const int64_t column : columns) TORCH_CHECK(column >= 0 && column <= width, "no column ", column);
+  TORCH_CHECK(ended.numel() == capacity && first <= end, "the columns do not fit");
+  const auto* at = static_cast<const int64_t*>(place.const_data_ptr());
+  const auto* count = static_cast<const int64_t*>(counts.const_data_ptr());
+  const auto* stops = static_cast<const bool*>(ended.const_data_ptr());
+  const float *from = data(rows), *power = data(powers);
+  const Tensor made = floats({m, width});
+  float* to = data(made);
+  for (int64_t i = 0; i < m; ++i, to += width) {
+    int64_t last = at[i];
+    TORCH_CHECK(last >= 0 && last < capacity, "no place ", last);
+    const int64_t newer = ((count[last % lanes] - 1 - last / lanes) % slots + slots) % slots;
+    std::memcpy(to, from + last * width, width * sizeof(float));
+    float total = to[reward];
+    int64_t steps = 1;
+    while (steps < most && newer >= steps && !stops[last]) {
+      last = (last + lanes) % capacity;
+      const float more = power[steps - 1] * from[last * width + reward];
+      total += more;
+      ++steps;
+    }
+    if (steps > 1) std::memcpy(to + first, from + last * width + first, (end - first) * sizeof(float));
+    to[reward] = total;
+    to[discount] = power[steps - 1];
+  }
+  return THPVariable_Wrap(made);
+}
+
 // -- steps
 
 bool are_alike(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
@@ -977,7 +1026,7 @@ PyMethodDef methods[] = {
     method<mlp>("mlp"),   method<squashed>("squashed"), method<critic_loss>("critic_loss"),
     method<adam>("adam"), method<follow>("follow"),     method<set_again>("set_again"),
     method<record>("record"), method<go_back>("go_back"), method<chosen>("chosen"), method<chosen_back>("chosen_back"),
-    method<huber>("huber"), method<clip>("clip"), method<td_target>("td_target"),
+    method<huber>("huber"), method<clip>("clip"), method<td_target>("td_target"), method<n_step>("n_step"),
     {nullptr, nullptr, 0, nullptr},
 };
 
