@@ -54,6 +54,10 @@ def dpg_loss(q: Tensor) -> tuple[Tensor, Metrics]:
 
 def soft_actor_loss(q: Tensor, log_prob: Tensor, alpha: Tensor) -> tuple[Tensor, Metrics]:
     """alpha * log pi - Q, for one value [B] of the policy's actions."""
+    if NATIVE.on is not None and not torch.compiler.is_compiling():
+        made = NATIVE.on.soft_actor_loss(q, log_prob, alpha)
+        if made is not None:
+            return made[0], {"loss/actor": made[0].detach(), "policy/entropy": made[1]}
     loss = (alpha * log_prob - q).mean()
     return loss, {"loss/actor": loss.detach(), "policy/entropy": -log_prob.detach().mean()}
 

@@ -61,7 +61,7 @@ class Config:
     seed: int = 0  # of everything
     device: str = "cpu"  # where the learner lives
     threads: int | str | None = None  # of torch; null: one, auto: as many as are measured to pay
-    native: bool | str = "auto"  # nodes in C++; auto: where they have been built
+    native: Any = "auto"  # true, false or auto: nodes in C++, where they have been built
     run_dir: str | None = None  # null: multirun_outputs/runs/<algo>__<EnvId>__seed<seed>__<stamp>
     trust: list[str] = field(default_factory=list)  # modules besides rlx whose `_target_`s may be instantiated
 

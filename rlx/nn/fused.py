@@ -609,7 +609,7 @@ def huber_loss(value: Tensor, target: Tensor, weight: Tensor | None) -> tuple[Te
     made = NATIVE.on.huber(value, target, weight) if natively else None
     if made is not None:
         loss, error, slopes = made
-        Step(lambda into, scale: (slopes * (scale / len(slopes)),), (value,), (loss,))
+        Step(lambda into, scale: (slopes if scale == 1.0 else slopes * scale,), (value,), (loss,))
         return loss, error
     error = value - target
     slope = error.clamp(-1.0, 1.0)

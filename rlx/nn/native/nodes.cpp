@@ -541,6 +541,25 @@ struct NativeCriticLossBackward : Node {
   }
 };
 
+struct NativeSoftActorLossBackward : Node {
+  float alpha = 1.f;
+  int64_t rows = 0;
+  std::string name() const override { return "NativeSoftActorLossBackward"; }
+
+  variable_list apply(variable_list&& incoming) override {
+    TORCH_CHECK(!at::GradMode::is_enabled(), "this loss can be differentiated once");
+    variable_list found(2);
+    if (!incoming[0].defined()) return found;
+    const float by = incoming[0].item<float>() / static_cast<float>(rows);
+    for (size_t i = 0; i < 2; ++i)
+      if (task_should_compute_output(i)) {
+        found[i] = floats({rows});
+        std::fill_n(data(found[i]), rows, i == 0 ? -by : by * alpha);
+      }
+    return found;
+  }
+};
+
 // -- the module
 
 bool to_tensor(PyObject* object, Tensor& tensor) {
@@ -733,6 +752,29 @@ PyObject* critic_loss(PyObject* const* args, Py_ssize_t n) {
   return tuple_of({loss, mean, aim});
 }
 
+// soft_actor_loss(q, log_prob, alpha) -> the mean of alpha * log_prob - q, and that of -log_prob
+PyObject* soft_actor_loss(PyObject* const* args, Py_ssize_t n) {
+  TORCH_CHECK(n == 3, "soft_actor_loss takes 3 arguments");
+  Tensor q, log_prob, alpha;
+  if (!to_tensor(args[0], q) || !to_tensor(args[1], log_prob) || !to_tensor(args[2], alpha)) return none();
+  if (!is_plain(q) || !is_plain(log_prob) || !is_plain(alpha) || q.dim() != 1 || log_prob.dim() != 1 ||
+      alpha.dim() != 0 || alpha.requires_grad() || q.size(0) != log_prob.size(0) || !q.is_contiguous() ||
+      !log_prob.is_contiguous())
+    return none();
+  const Tensor loss = floats({}), entropy = floats({});
+  const float scale = *data(alpha), mean = mean_of(data(log_prob), q.size(0));
+  *data(loss) = scale * mean - mean_of(data(q), q.size(0));
+  *data(entropy) = -mean;
+  if (at::GradMode::is_enabled() && (q.requires_grad() || log_prob.requires_grad())) {
+    auto [owner, node] = make_node<NativeSoftActorLossBackward>();
+    node->set_next_edges(torch::autograd::collect_next_edges(q, log_prob));
+    node->alpha = scale;
+    node->rows = q.size(0);
+    torch::autograd::set_history(loss, owner);
+  }
+  return tuple_of({loss, entropy});
+}
+
 // -- recorded computations
 
 // record(x, params, activation) -> y and what `go_back` reads
@@ -813,7 +855,7 @@ PyObject* chosen_back(PyObject* const* args, Py_ssize_t n) {
   return THPVariable_Wrap(y);
 }
 
-// huber(value, target, weight) -> loss, error [B], slope [B] of weight * huber, all rows alike
+// huber(value, target, weight) -> the mean of weight * huber, error [B], slope [B] of the mean
 PyObject* huber(PyObject* const* args, Py_ssize_t n) {
   TORCH_CHECK(n == 3, "huber takes 3 arguments");
   Tensor value, target, weight;
@@ -829,7 +871,7 @@ PyObject* huber(PyObject* const* args, Py_ssize_t n) {
   for (int64_t r = 0; r < rows; ++r) {
     const float e = x[r] - y[r], s = e < -1.f ? -1.f : e > 1.f ? 1.f : e, by = w ? w[r] : 1.f;
     data(error)[r] = e;
-    data(slopes)[r] = by * s;
+    data(slopes)[r] = by * s / static_cast<float>(rows);
     sum += static_cast<double>(by * s * (e - 0.5f * s));
   }
   *data(loss) = static_cast<float>(sum / static_cast<double>(rows));
@@ -1026,7 +1068,7 @@ PyMethodDef methods[] = {
     method<mlp>("mlp"),   method<squashed>("squashed"), method<critic_loss>("critic_loss"),
     method<adam>("adam"), method<follow>("follow"),     method<set_again>("set_again"),
     method<record>("record"), method<go_back>("go_back"), method<chosen>("chosen"), method<chosen_back>("chosen_back"),
-    method<huber>("huber"), method<clip>("clip"), method<td_target>("td_target"), method<n_step>("n_step"),
+    method<huber>("huber"), method<clip>("clip"), method<td_target>("td_target"), method<n_step>("n_step"), method<soft_actor_loss>("soft_actor_loss"),
     {nullptr, nullptr, 0, nullptr},
 };
 
