@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def check_text(arguments: Sequence[str]) -> None:
-    """Refuse bytes that are no text, which nothing behind this could write down."""
+    """Refuse arguments that are not valid text, which no file of the run could hold."""
     for argument in arguments:
         try:
             argument.encode()
@@ -121,7 +121,8 @@ def show_help(verbs: Sequence[str] = ()) -> int:
 
 FLAGS_HELP = """
 flags of training, also those of Hydra:
-  -m, --multirun                    a sweep over comma-separated overrides
+  -m, --multirun                    a sweep over comma-separated overrides (docs/sweeps.md)
+  --dry-run                         with -m: print the jobs instead of running them
   -cd, --config-dir FOLDER          choices of your own beside those of rlx: FOLDER/env/mine.yaml is env=mine
   -c, --cfg {job,hydra,all}         print the composed config instead of running
   -p, --package KEY                 with --cfg: only this part of it
@@ -139,8 +140,9 @@ VERBS = {
     "resume": Verb(
         "rlx.commands:resume",
         "resume RUN [KEY=VALUE ...]",
-        "continue a run, e.g. with a longer budget\n\n"
+        "continue a run or a sweep, e.g. with a longer budget\n\n"
         "RUN is the folder of a run. Values can change where that makes sense, such as trainer.max_env_steps=40000.\n"
+        "Of the folder of a sweep, whatever is missing, unfinished or failed is run; with values, all of it goes on.\n"
         "trust=[MODULE,...] allows code from your own modules.",
     ),
     "evaluate": Verb(
@@ -198,7 +200,7 @@ def parse_flags(arguments: list[str]) -> argparse.Namespace:
     parser = Parser(prog="python -m rlx", add_help=False, allow_abbrev=False)
     parser.add_argument("overrides", nargs="*")
     for names in (("-h", "--help"), ("--hydra-help",), ("--version",), ("-r", "--run"), ("-m", "--multirun"),
-                  ("--resolve",), ("-sc", "--shell-completion")):  # fmt: skip
+                  ("--resolve",), ("--dry-run",), ("-sc", "--shell-completion")):  # fmt: skip
         parser.add_argument(*names, action="store_true")
     parser.add_argument("-c", "--cfg", choices=("job", "hydra", "all"))
     parser.add_argument("-i", "--info", nargs="?", const="all",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import os
@@ -12,27 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import hydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlx import workflows
 from rlx.cli import VERBS, parse_flags
-from rlx.config import check, compose_config, for_hydra, learners, register, take_trust, with_config_dir
-from rlx.config.errors import explain
-from rlx.config.overrides import SEARCH
+from rlx.config import compose_config, for_hydra, learners, register, take_trust, with_config_dir
 from rlx.errors import RunFailed, UserError, nearest
 from rlx.nn.native import build as native
 from rlx.paths import conf_dir
 from rlx.reporting import closing_lines, counted, table
+from rlx.sweeps import start
+from rlx.sweeps.job import EXIT_CODES
+from rlx.sweeps.manifest import is_sweep
+from rlx.sweeps.settings import first_job
 from rlx.system import versions
 from rlx.workflows import Result
 
 log = logging.getLogger("rlx")
-
-EXIT_CODES = {"interrupted": 130, "terminated": 143}
 
 
 # -- train -------------------------------------------------------------------------------------------------------------
@@ -51,7 +47,11 @@ def train(arguments: list[str]) -> int:
         return through_hydra(["-sc", *flags.overrides])
     overrides = with_config_dir(flags.overrides, flags.config_dir)
     if flags.multirun or "hydra.mode=MULTIRUN" in overrides:
-        return sweep(overrides)
+        if not (flags.cfg or flags.info):
+            return start.sweep(overrides, flags.dry_run)
+        overrides = first_job(overrides)
+    elif flags.dry_run:
+        raise UserError("--dry-run shows the jobs of a sweep; add -m, or see the config of a run with --cfg job.")
     cfg = compose_config(overrides)
     if flags.cfg or flags.info:
         if flags.package and flags.cfg == "job":
@@ -59,7 +59,7 @@ def train(arguments: list[str]) -> int:
         shown = [f"--cfg={flags.cfg}"] if flags.cfg else [f"--info={flags.info}"]
         shown += [f"--package={flags.package}"] if flags.package else []
         return through_hydra([*shown, *(["--resolve"] if flags.resolve else []), *for_hydra(overrides)])
-    refuse_hydras_own(overrides)
+    refuse_launcher_settings(overrides)
     return report(workflows.run(cfg, overrides))
 
 
@@ -82,8 +82,8 @@ def check_package(cfg: DictConfig, package: str) -> None:
         raise UserError(f"--package={package}: the config has no such part; {meant}")
 
 
-def refuse_hydras_own(overrides: Sequence[str]) -> None:
-    """Settings of Hydra's launchers mean nothing to a single run: better said than ignored."""
+def refuse_launcher_settings(overrides: Sequence[str]) -> None:
+    """Refuse settings of Hydra's launchers, which a single run would ignore."""
     for override in overrides:
         key, _, value = override.lstrip("+~").partition("=")
         if key == "hydra.run.dir":
@@ -92,27 +92,20 @@ def refuse_hydras_own(overrides: Sequence[str]) -> None:
             raise UserError(f"{override} is for sweeps and this is a single run; add -m, or leave it out.")
 
 
-def through_hydra(arguments: list[str], task: Callable[[DictConfig], Any] | None = None) -> int:
-    """What Hydra itself answers; an error of its own as a sentence, if no task of ours ran."""
+def through_hydra(arguments: list[str]) -> int:
+    """What Hydra itself answers; an error of its own as a sentence."""
     before, root = (sys.argv, os.environ.get("HYDRA_FULL_ERROR")), logging.getLogger()
     handlers, level = root.handlers[:], root.level
     sys.argv = ["rlx", *arguments]
     entry = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # an exception instead of its text and exit code 1
     try:
-        if task is not None:
-            entry(task)()
-            return 0
-        os.environ["HYDRA_FULL_ERROR"] = "1"  # an exception instead of its text and exit code 1
         entry(_nothing)()
     except UserError:
         raise
     except SystemExit as end:
-        if task is not None:
-            raise
         return 2 if end.code else 0  # it has said why
     except Exception as error:
-        if task is not None:
-            raise
         first = next(iter(str(error).splitlines()), type(error).__name__)
         raise UserError(f"Hydra refuses {' '.join(arguments)} ({first.rstrip('.')}).") from error
     finally:
@@ -128,56 +121,6 @@ def _nothing(cfg: DictConfig) -> None:
     """What is run where Hydra only shows something."""
 
 
-def sweep(overrides: list[str]) -> int:
-    """Sweeps go through Hydra; every job is checked before the first one starts."""
-    register()
-    for override in overrides:
-        if override.lstrip("+").startswith("run_dir="):
-            raise UserError(
-                f"{override} would put all jobs of a sweep into one folder; use hydra.sweep.dir=FOLDER, below "
-                "which each job has its own."
-            )
-    check_sweep(overrides)
-    codes: list[int] = []
-
-    def task(cfg: DictConfig) -> float | None:
-        job = HydraConfig.get()
-        try:
-            result = workflows.run(cfg, list(job.overrides.task), run_dir=job.runtime.output_dir)
-        except (UserError, RunFailed) as error:  # Hydra would print a traceback; the other jobs go on
-            log.error("%s", error)
-            codes.append(2 if isinstance(error, UserError) else 1)
-            return None
-        codes.append(report(result))
-        if codes[-1] in EXIT_CODES.values():
-            sys.exit(codes[-1])  # no further jobs
-        best: float | None = result.summary["best_eval_return_mean"]
-        return best
-
-    through_hydra(["--multirun", *for_hydra(overrides, sweep=True)], task)
-    return max(codes, default=0)
-
-
-def check_sweep(overrides: list[str]) -> None:
-    """Compose and check every job of a sweep."""
-    try:
-        parsed = OverridesParser.create().parse_overrides(for_hydra(overrides, sweep=True))
-        options = [
-            [f"{o.get_key_element()}={value}" for value in o.sweep_string_iterator()]
-            if o.is_sweep_override()
-            else [str(o.input_line)]
-            for o in parsed
-            if o.key_or_group == SEARCH or not (o.key_or_group or "").startswith("hydra")
-        ]
-    except (HydraException, ValueError, RecursionError) as error:
-        raise UserError(explain(error, overrides)) from error
-    jobs = list(itertools.product(*options))
-    for job in jobs:
-        check(compose_config(job))
-    if len(jobs) > 1:
-        log.info("Sweep: %s", counted(len(jobs), "job"))
-
-
 def report(result: Result) -> int:
     """The closing table; the exit code."""
     log.info("%s", closing_lines(result.summary, result.run_dir, result.trust, result.objects))
@@ -191,6 +134,8 @@ def resume(arguments: list[str]) -> int:
     folder = _path(arguments, VERBS["resume"].usage)
     trust = take_trust(arguments)
     _refuse_flags(arguments, "resume")
+    if is_sweep(folder):
+        return start.resume(folder, arguments, trust)
     return report(workflows.resume_run(folder, *arguments, trust=trust))
 
 
@@ -201,15 +146,15 @@ def evaluate(arguments: list[str]) -> int:
     kinds: dict[str, Callable[[str], Any]] = {"episodes": int, "seed": int}
     kinds |= {option: float for cls in learners().values() for option in cls.options}
     options = _options([a for a in arguments if a != "--json"], kinds, "evaluate")
-    found = workflows.evaluate(path, **options, trust=trust)
+    result = workflows.evaluate(path, **options, trust=trust)
     if as_json:
-        sys.stdout.write(json.dumps(found) + "\n")
+        sys.stdout.write(json.dumps(result) + "\n")
         return 0
-    success = f", success rate {found['eval/success_rate']:.2f}" if "eval/success_rate" in found else ""
+    success = f", success rate {result['eval/success_rate']:.2f}" if "eval/success_rate" in result else ""
     log.info(
         "%s on %s: return %.1f +- %.1f over %s of length %.1f%s",
-        found["algo"], found["env"], found["eval/return_mean"], found["eval/return_std"],
-        counted(found["episodes"], "episode"), found["eval/length_mean"], success,
+        result["algo"], result["env"], result["eval/return_mean"], result["eval/return_std"],
+        counted(result["episodes"], "episode"), result["eval/length_mean"], success,
     )  # fmt: skip
     return 0
 
@@ -285,18 +230,18 @@ def _path(arguments: list[str], usage: str) -> Path:
 def _options(arguments: list[str], kinds: dict[str, Callable[[str], Any]], verb: str) -> dict[str, Any]:
     """KEY=VALUE arguments of a verb, converted."""
     words = {int: "an integer", float: "a number"}
-    found = {}
+    options = {}
     for argument in arguments:
         key, equals, value = argument.partition("=")
         if key not in kinds or not equals:
             takes = ", ".join(f"{k}=..." for k in kinds)
             raise UserError(f"{verb} does not know {argument:.200}; it takes {takes}.")
         try:
-            found[key] = kinds[key](value)
+            options[key] = kinds[key](value)
         except ValueError as error:
             kind = words.get(kinds[key], "text")  # type: ignore[call-overload]
             raise UserError(f"{key} must be {kind}, and {argument:.200} is not.") from error
-    return found
+    return options
 
 
 def _refuse_flags(arguments: Sequence[str], verb: str) -> None:

@@ -136,7 +136,9 @@ class RunLock:
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
                 raise
-            log.warning("%s cannot be locked here (%s): let no other process use it.", self.folder, error.strerror)
+            log.warning(
+                "%s cannot be locked here (%s): make sure that no other process uses it.", self.folder, error.strerror
+            )
         if not ours:
             raise UserError(f"{self._path} is not a file of rlx's own; remove it.")
         if not self._is_there():
@@ -158,6 +160,23 @@ class RunLock:
             return os.path.samestat(os.fstat(self._fd), os.lstat(self._path))
         except FileNotFoundError:
             return False
+
+
+def in_use(folder: Path) -> bool:
+    """Does a process hold the folder right now?"""
+    try:
+        fd = os.open(folder / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:  # nobody does, or it is not ours
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # it cannot be locked here
+        return False
+    finally:
+        os.close(fd)
+    return False
 
 
 _held: weakref.WeakSet[RunLock] = weakref.WeakSet()  # what a forked process has to let go of

@@ -11,12 +11,13 @@ import importlib
 import inspect
 import pkgutil
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from types import ModuleType
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
 from omegaconf import OmegaConf
 
 from rlx.learner import Learner
@@ -25,7 +26,7 @@ from rlx.learner import Learner
 GROUPS = {
     "algo": ("rlx.algos",),
     "env": ("rlx.envs.factory",),
-    "dataset": ("rlx.data.sources", "rlx.data.minari", "rlx.data.mixing", "rlx.data.arrays"),
+    "dataset": ("rlx.data.sources",),
     "replay": ("rlx.data.replay",),
     "encoder": ("rlx.nn.encoders",),
     "reward": ("rlx.rewards",),
@@ -35,6 +36,8 @@ GROUPS = {
     "callbacks": ("rlx.callbacks",),
     "logger": ("rlx.loggers",),
 }
+
+HYDRA = {"hydra/launcher": ("rlx.sweeps.launchers",), "hydra/sweeper": ("rlx.sweeps.grid",)}  # groups of Hydra's own
 
 DEFAULT_ENV = "Pendulum-v1"
 
@@ -64,6 +67,7 @@ class Config:
     native: Any = "auto"  # true, false or auto: nodes in C++, where they have been built
     run_dir: str | None = None  # null: multirun_outputs/runs/<algo>__<EnvId>__seed<seed>__<stamp>
     trust: list[str] = field(default_factory=list)  # modules besides rlx whose `_target_`s may be instantiated
+    choices: dict[str, str] = field(default_factory=dict)  # of each group, by name; filled in, see `compose_config`
 
 
 def _modules(name: str) -> Iterator[ModuleType]:
@@ -78,44 +82,49 @@ def _snake(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
+def _schemas_in(names: Sequence[str]) -> Iterator[tuple[ModuleType, type]]:
+    """The dataclasses with a `_target_` of some modules; a base of others has none."""
+    for module in (m for name in names for m in _modules(name)):
+        for cls in vars(module).values():
+            own = inspect.isclass(cls) and cls.__module__ == module.__name__ and is_dataclass(cls)
+            if own and getattr(cls, "_target_", None):
+                yield module, cls
+
+
+def _choice(cls: type) -> str:
+    return _snake(cls.__name__.removesuffix("Config"))
+
+
 @functools.cache
 def schemas() -> dict[str, type]:
     """Every schema dataclass by its `group/name`."""
-    found: dict[str, type] = {}
+    by_name: dict[str, type] = {}
     for group, names in GROUPS.items():
-        for module in (m for name in names for m in _modules(name)):
-            for cls in vars(module).values():
-                own = inspect.isclass(cls) and cls.__module__ == module.__name__ and is_dataclass(cls)
-                if not own or not getattr(cls, "_target_", ""):  # a base of others has none
-                    continue
-                name = (
-                    module.__name__.rpartition(".")[2]
-                    if group == "algo"
-                    else _snake(cls.__name__.removesuffix("Config"))
-                )
-                found[f"{group}/{name}"] = cls
-    return found
+        for module, cls in _schemas_in(names):
+            name = module.__name__.rpartition(".")[2] if group == "algo" else _choice(cls)
+            by_name[f"{group}/{name}"] = cls
+    return by_name
 
 
 @functools.cache
 def targets() -> dict[str, dict[str, type]]:
     """By group, the schema of each `_target_`."""
-    found: dict[str, dict[str, type]] = {group: {} for group in GROUPS}
+    by_target: dict[str, dict[str, type]] = {group: {} for group in GROUPS}
     for name, cls in schemas().items():
-        found[name.partition("/")[0]].setdefault(cls()._target_, cls)
-    return found
+        by_target[name.partition("/")[0]].setdefault(cls()._target_, cls)
+    return by_target
 
 
 @functools.cache
 def learners() -> dict[str, type[Learner]]:
     """Every algorithm's learner class by the name of its YAML."""
-    found = {}
+    classes = {}
     for name, cls in schemas().items():
         group, _, algo = name.partition("/")
         if group == "algo":
             module, _, attribute = cls()._target_.rpartition(".")
-            found[algo] = getattr(importlib.import_module(module), attribute)
-    return found
+            classes[algo] = getattr(importlib.import_module(module), attribute)
+    return classes
 
 
 def open_dicts(cls: type) -> Any:
@@ -139,3 +148,7 @@ def register() -> None:
     for name, cls in schemas().items():
         group, _, choice = name.partition("/")
         store.store(group=f"schema/{group}", name=choice, node=open_dicts(cls))
+    Plugins.instance()  # Hydra's own launchers and sweepers come first: ours replace those of the same name
+    for group, names in HYDRA.items():
+        for _, cls in _schemas_in(names):
+            store.store(group=group, name=_choice(cls), node=cls, provider="rlx")

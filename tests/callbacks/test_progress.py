@@ -4,6 +4,7 @@ import io
 import logging
 import random
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -58,6 +59,32 @@ def test_a_bar_on_a_terminal(make_trainer, monkeypatch, caplog):
     assert caplog.records == []
 
 
+class FakeHandle:
+    def __init__(self):
+        self.shown = []
+
+    def update(self, data, raw):
+        assert raw
+        self.shown.append(data["text/plain"])
+
+
+@pytest.mark.parametrize("notebook", [True, False])
+def test_one_line_that_is_replaced_in_a_notebook(make_trainer, monkeypatch, caplog, notebook):
+    handle = FakeHandle()
+    shell = SimpleNamespace(kernel=object()) if notebook else SimpleNamespace()  # that of a terminal has no kernel
+    display = SimpleNamespace(display=lambda data, raw, display_id: handle)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    callbacks = {"evaluate": Evaluate(EvaluateConfig()), "progress": Progress(ProgressConfig(refresh=0))}
+    with caplog.at_level(logging.INFO, "rlx"):
+        drive(make_trainer(callbacks, scores=[-3.0, -7.0]))
+    assert bool(handle.shown) == notebook
+    assert bool(caplog.records) != notebook
+    if notebook:
+        assert handle.shown[-1].startswith("online " + "━" * 8 + "─" * 32 + " 20/100 ")
+        assert "return -7.0, best -3.0, ETA" in handle.shown[-1]
+
+
 def test_generators_are_left_alone(make_trainer):
     before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
     drive(make_trainer({"progress": Progress(ProgressConfig(every=0.0))}))
@@ -96,7 +123,7 @@ def test_the_time_left_is_told_from_learning_and_evaluating(make_trainer, monkey
     """Random steps take no time, learning 2 s a step, an evaluation 30 s; 70 steps and one evaluation are left."""
     clock, progress = Clock(monkeypatch), Progress(ProgressConfig())
     trainer = make_trainer({"progress": progress}).start()
-    trainer.settings.eval_interval = 50
+    trainer.plan.eval_interval = 50
     trainer.bus.emit("phase_start", trainer, "online")
     clock.now += 1
     trainer.state.steps += 20
@@ -113,8 +140,8 @@ def test_a_later_phase_is_told_by_its_updates(make_trainer, monkeypatch):
     """40 updates here at 1 s, then 100 env steps of two updates each."""
     clock, progress = Clock(monkeypatch), Progress(ProgressConfig())
     trainer = make_trainer({"progress": progress}, total_steps=150).start()
-    trainer.settings.eval_interval, trainer.settings.max_env_steps = 0, 100
-    trainer.settings.phases = {"pretrain": Phase(updates=50), "online": Phase(collect=1, updates_per_step=2.0)}
+    trainer.plan.eval_interval, trainer.plan.max_env_steps = 0, 100
+    trainer.plan.phases = {"pretrain": Phase(updates=50), "online": Phase(collect=1, updates_per_step=2.0)}
     trainer.bus.emit("phase_start", trainer, "pretrain")
     clock.learn(trainer, 10, seconds=1)
     assert eta(progress, trainer) == "4m00s"
