@@ -63,12 +63,8 @@ def native_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def native(native_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The native nodes are on."""
-    from rlx.nn.native.build import load
-    from rlx.nn.native.choose import use_native
+    from helpers import native_nodes
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(native_cache))
-    load.cache_clear()
-    use_native(True)
-    yield
-    use_native(False)
-    load.cache_clear()
+    with native_nodes():
+        yield

@@ -16,6 +16,8 @@ from torch import Tensor
 import rlx
 from rlx.callbacks.bus import CallbackBus
 from rlx.checkpoint import CheckpointStore, read_folder
+from rlx.nn.native.build import load
+from rlx.nn.native.choose import use_native
 from rlx.trainers.trainer import Trainer
 from rlx.workflows import Result
 
@@ -104,6 +106,18 @@ def signalled(event: str, count: int, number: int = signal.SIGTERM) -> Iterator[
     finally:
         CallbackBus.emit = original  # type: ignore[method-assign]
     assert seen >= count, f"the run had {seen} {event} events, so no signal was sent"
+
+
+@contextmanager
+def native_nodes() -> Iterator[None]:
+    """The native nodes of the cache folder compute."""
+    load.cache_clear()
+    use_native(True)
+    try:
+        yield
+    finally:
+        use_native(False)
+        load.cache_clear()
 
 
 def rows(run_dir: Path) -> list[dict[str, Any]]:

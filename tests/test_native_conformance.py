@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import resumed, same_run
+from helpers import native_nodes, resumed, same_run
 from test_conformance import clone, every_algorithm, fresh, trained
 
-from rlx.nn.native.build import load
 from rlx.nn.native.choose import is_native, use_native
 
 __all__ = ["trained"]  # the fixture: here its runs take native nodes
@@ -23,11 +22,8 @@ def _natively(native_cache: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RLX_NATIVE", "true")
         patch.setenv("XDG_CACHE_HOME", str(native_cache))
-        load.cache_clear()
-        use_native(True)
-        yield
-    use_native(False)
-    load.cache_clear()
+        with native_nodes():
+            yield
 
 
 @pytest.fixture(autouse=True)
