@@ -643,8 +643,9 @@ PyObject* mlp(PyObject* const* args, Py_ssize_t n) {
   for (const auto& mask : masks)
     if (!is_plain(mask) || !mask.is_contiguous()) return none();
 
-  bool differentiated = at::GradMode::is_enabled() && (x.requires_grad() || (action.defined() && action.requires_grad()));
-  if (at::GradMode::is_enabled() && !frozen)
+  const bool recording = at::GradMode::is_enabled();
+  bool differentiated = recording && (x.requires_grad() || (action.defined() && action.requires_grad()));
+  if (recording && !frozen)
     for (const auto& p : params) {
       if (some && p.requires_grad()) return none();
       differentiated = differentiated || p.requires_grad();
@@ -887,7 +888,10 @@ PyObject* clip(PyObject* const* args, Py_ssize_t n) {
   if (PyErr_Occurred()) return nullptr;
   double squares = 0;
   const int64_t count = x.numel();
-  for (int64_t i = 0; i < count; i += 1024) squares += dot(data(x) + i, data(x) + i, std::min<int64_t>(1024, count - i));
+  for (int64_t i = 0; i < count; i += 1024) {
+    const float* part = data(x) + i;
+    squares += static_cast<double>(dot(part, part, std::min<int64_t>(1024, count - i)));
+  }
   const Tensor norm = floats({});
   *data(norm) = static_cast<float>(std::sqrt(squares));
   const float scale = static_cast<float>(most / (std::sqrt(squares) + 1e-6));
@@ -920,8 +924,8 @@ PyObject* td_target(PyObject* const* args, Py_ssize_t n) {
 // -- replay
 
 // n_step(rows, place, ended, counts, powers, reward, discount, first, end): transitions from these places over up to n
-// steps. `counts` [lanes] of steps ever added; `powers` [n] of the discount; the rest are columns, those of [first, end)
-// being taken from where a sum stops. Sums are rounded as in rlx/data/n_step.py.
+// steps. `counts` [lanes] of steps ever added; `powers` [n] of the discount; the rest are columns, of which those of
+// [first, end) are taken from where a sum stops. Sums are rounded as in rlx/data/n_step.py.
 __attribute__((optimize("fp-contract=off"))) PyObject* n_step(PyObject* const* args, Py_ssize_t n) {
   TORCH_CHECK(n == 9, "n_step takes 9 arguments");
   Tensor rows, place, ended, counts, powers;
@@ -1011,10 +1015,11 @@ PyObject* adam(PyObject* const* args, Py_ssize_t n) {
   const double step = *data(steps) + 1.0;
   *data(steps) = static_cast<float>(step);
   changed(steps);
+  const double size = lr / (1.0 - std::pow(beta1, step)), correction = std::sqrt(1.0 - std::pow(beta2, step));
   const AdamNumbers c{
-      static_cast<float>(lr / (1.0 - std::pow(beta1, step))), static_cast<float>(std::sqrt(1.0 - std::pow(beta2, step))),
-      static_cast<float>(1.0 - beta1), static_cast<float>(1.0 - beta2), static_cast<float>(beta2),
-      static_cast<float>(eps), static_cast<float>(decay)};
+      static_cast<float>(size),        static_cast<float>(correction), static_cast<float>(1.0 - beta1),
+      static_cast<float>(1.0 - beta2), static_cast<float>(beta2),      static_cast<float>(eps),
+      static_cast<float>(decay)};
   const auto step_of = decay == 0.0 ? adam_step<false> : adam_step<true>;
   for (size_t i = 0; i < params.size(); ++i) {
     const Tensor grad = grads[i].contiguous();
@@ -1065,10 +1070,21 @@ PyMethodDef method(const char* name) {
 }
 
 PyMethodDef methods[] = {
-    method<mlp>("mlp"),   method<squashed>("squashed"), method<critic_loss>("critic_loss"),
-    method<adam>("adam"), method<follow>("follow"),     method<set_again>("set_again"),
-    method<record>("record"), method<go_back>("go_back"), method<chosen>("chosen"), method<chosen_back>("chosen_back"),
-    method<huber>("huber"), method<clip>("clip"), method<td_target>("td_target"), method<n_step>("n_step"), method<soft_actor_loss>("soft_actor_loss"),
+    method<mlp>("mlp"),
+    method<squashed>("squashed"),
+    method<critic_loss>("critic_loss"),
+    method<soft_actor_loss>("soft_actor_loss"),
+    method<td_target>("td_target"),
+    method<record>("record"),
+    method<go_back>("go_back"),
+    method<chosen>("chosen"),
+    method<chosen_back>("chosen_back"),
+    method<huber>("huber"),
+    method<clip>("clip"),
+    method<adam>("adam"),
+    method<follow>("follow"),
+    method<n_step>("n_step"),
+    method<set_again>("set_again"),
     {nullptr, nullptr, 0, nullptr},
 };
 
