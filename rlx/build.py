@@ -49,6 +49,7 @@ from rlx.exports.folder import read_export
 from rlx.given import NOTHING, EnvLike, Given
 from rlx.learner import Learner
 from rlx.nn.encoders import AutoConfig
+from rlx.nn.native.choose import use_as_saved
 from rlx.reporting import counted
 from rlx.restoring import check_like, restoring
 from rlx.rewards import RewardTransform
@@ -280,6 +281,7 @@ def learner_of(saved: CheckpointData, trust: tuple[str, ...]) -> tuple[Learner, 
     cfg = load_config(saved.config, (), trust, use=("algo", "env", "encoder"))
     learner_class(cfg)
     folder = saved.path or Path()
+    use_as_saved(saved.state.get("native", False))
     with restoring(folder):
         check_spec(cfg, saved.spec)
         tensors = saved.tensors["learner"]

@@ -341,6 +341,8 @@ def _check_state(state: dict[str, Any], segments: list[dict[str, Any]]) -> None:
         raise ValueError("the learner's counters are not integers")
     if type(threads) is not int or not 1 <= threads < 2**16:
         raise ValueError("the number of threads is not valid")
+    if type(state.get("native", False)) is not bool:
+        raise ValueError("native is neither true nor false")
     if type((state.get("trainer") or {}).get("steps", 0)) is not int:
         raise ValueError("the number of steps is not an integer")
     total = (state.get("replay") or {}).get("total")

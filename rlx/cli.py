@@ -203,6 +203,13 @@ VERBS = {
         "The metric is eval/return_mean unless told otherwise; bands are 95 % bootstrap intervals over seeds.\n"
         "Needs pip install -e '.[report]'.",
     ),
+    "build-native": Verb(
+        "rlx.commands:build_native",
+        "build-native",
+        "build the native nodes, which make runs faster, for this machine\n\n"
+        "Takes half a minute and a C++ compiler, once for each version of rlx and torch. Runs with native=auto, the\n"
+        "default, take them from then on; the first one on a machine starts this in the background.",
+    ),
     "list": Verb(
         "rlx.cli:list_choices",
         "list [GROUP ...] [--config-dir FOLDER]",

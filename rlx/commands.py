@@ -17,7 +17,8 @@ from omegaconf.errors import OmegaConfBaseException
 from rlx import workflows
 from rlx.cli import VERBS, parse_flags
 from rlx.config import compose_config, for_hydra, learners, register, take_trust, with_config_dir
-from rlx.errors import UserError, nearest
+from rlx.errors import RunFailed, UserError, nearest
+from rlx.nn.native import build as native
 from rlx.paths import conf_dir
 from rlx.reporting import closing_lines, counted, table
 from rlx.sweeps import start
@@ -209,6 +210,25 @@ def inspect_data(arguments: list[str]) -> int:
     source = _path(arguments, VERBS["inspect-data"].usage)
     options = _options(arguments, {"env": str, "terminals": str, "episodes": str}, "inspect-data")
     sys.stdout.write(table(workflows.inspect_data(str(source), **options)) + "\n")
+    return 0
+
+
+def build_native(arguments: list[str]) -> int:
+    """Build the native nodes; in the background, a failure is noted for the next run to tell."""
+    background = arguments == ["--background"]
+    if arguments and not background:
+        raise UserError(f"build-native does not know {arguments[0]:.200}; it takes nothing.")
+    if background:
+        os.nice(15)
+    try:
+        path = native.build(again=not background)
+    except native.Unavailable as error:
+        raise UserError(f"{error}.") from error
+    except RunFailed as error:
+        if background:
+            native.note("failed", str(error))
+        raise
+    log.info("Built: %s", path)
     return 0
 
 

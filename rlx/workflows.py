@@ -65,6 +65,7 @@ from rlx.exports.make import FORMATS, export_policy
 from rlx.files import write_atomically
 from rlx.given import NOTHING, DataLike, EnvLike, Given, check_given, objects_of
 from rlx.learner import Learner
+from rlx.nn.native.choose import is_native, set_native
 from rlx.policy import Policy
 from rlx.reporting import closing_lines, counted, evaluation, showing
 from rlx.restoring import restoring
@@ -171,6 +172,7 @@ def run(
     refuse_second_run(folder)
     refuse_links(folder)
     threads = set_threads(cfg)
+    set_native(cfg.native)
     seed_everything(int(cfg.seed))
     with closing(build(cfg, folder, given, progress)) as trainer:
         trainer.bus.check(trainer)  # before the folder is written to
@@ -182,7 +184,7 @@ def run(
             refuse_second_run(folder)  # another process may have been quicker
             write_atomically(folder / "overrides.yaml", OmegaConf.to_yaml(OmegaConf.create(list(overrides))).encode())
             write_atomically(folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=False).encode())
-            log.info("Run folder: %s (%s)", folder, threads)
+            log.info("Run folder: %s (%s%s)", folder, threads, ", native nodes" if is_native() else "")
             return _finish(trainer)
 
 
@@ -237,6 +239,7 @@ def _resume(folder: Path, overrides: tuple[str, ...], given: Given, trust: tuple
         raise UserError(f"The checkpoints of {folder} are gone; restore one from a backup, or start a new run.")
     saved = store.latest() if store.steps() else None
     threads = set_threads(cfg, saved.state.get("threads") if saved else None)
+    set_native(cfg.native, saved.state.get("native", False) if saved else None)
     seed_everything(int(cfg.seed))
     with closing(build(cfg, folder, given, progress)) as trainer:
         if saved is None:
