@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 
 import rlx
-from rlx.checkpoint import Checkpoint, CheckpointStore, DamagedCheckpoint, find_checkpoint, read_folder
+from rlx.checkpoint import CheckpointData, CheckpointStore, DamagedCheckpoint, find_checkpoint, read_folder
 from rlx.config import load_config, read_config, tell_changes
 from rlx.errors import UserError
 from rlx.run_folder import refuse_links
@@ -192,7 +192,7 @@ class Warnings(logging.Handler):
         self.said.append(record.getMessage())
 
 
-def content(checkpoint: Checkpoint, store: CheckpointStore | None) -> str:
+def content(checkpoint: CheckpointData, store: CheckpointStore | None) -> str:
     """A hash of everything that is read from a checkpoint."""
     digest = hashlib.sha256(repr((checkpoint.config, checkpoint.spec, checkpoint.state)).encode())
     for group, tensors in sorted(checkpoint.tensors.items()):

@@ -31,7 +31,7 @@ from typing import Any
 
 import torch
 
-from rlx.checkpoint import Checkpoint, CheckpointStore, read_folder
+from rlx.checkpoint import CheckpointData, CheckpointStore, read_folder
 from rlx.cli import main as rlx
 
 COMMON = ("threads=1", "logger=jsonl", "~callbacks.progress", "~algo_env", "algo.hidden=[16,16]", "algo.batch_size=16",
@@ -143,7 +143,7 @@ def content(folder: Path) -> dict[str, str]:
     return {name: hashlib.sha256(json.dumps(part).encode()).hexdigest() for name, part in parts.items()}
 
 
-def tensors(checkpoint: Checkpoint) -> dict[str, str]:
+def tensors(checkpoint: CheckpointData) -> dict[str, str]:
     found = {f"{group}.{k}": v for group, values in checkpoint.tensors.items() for k, v in sorted(values.items())}
     return {k: hashlib.sha256(as_bytes(v)).hexdigest() for k, v in found.items()}
 

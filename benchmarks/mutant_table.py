@@ -190,11 +190,14 @@ MUTANTS: dict[str, list[Mutant]] = {
         ("log_ratio.exp() - 1.0 - log_ratio", "log_ratio.exp() - 1.0 + log_ratio", "not a divergence"),
     ),
     "ppo_lstm": of(
-        "algos/ppo_lstm.py",
+        "nn/fused.py",
         ("-torch.minimum(ratio * advantage", "-torch.maximum(ratio * advantage", "the larger surrogate"),
         ("ratio.clamp(1.0 - clip_range, 1.0 + clip_range)", "ratio", "no clip"),
-        ("(log_prob - old_log_prob).exp()\n    clipped", "(old_log_prob - log_prob).exp()\n    clipped", "1 / rho"),
-        ("torch.maximum(error, (near", "torch.minimum(error, (near", "the better of both values"),
+        ("ratio = (log_prob - old_log_prob).exp()", "ratio = (old_log_prob - log_prob).exp()", "1 / rho"),
+        ("(bound.abs() > error.abs())", "(bound.abs() < error.abs())", "the better of both values"),
+    )
+    + of(
+        "algos/ppo_lstm.py",
         ("tuple(part[lanes] for part in carry)", "tuple(part[: len(lanes)] for part in carry)", "carry of other lanes"),
         ("torch.randperm(lanes)", "torch.arange(lanes)", "lanes in order"),
         ("max(1, self.cfg.batch_size // steps)", "max(1, self.cfg.batch_size // lanes)", "batch_size is not in rows"),
@@ -309,7 +312,7 @@ MUTANTS: dict[str, list[Mutant]] = {
     )
     + of(
         "nn/norm.py",
-        ("found, MOMENTUM)", "found, 1.0 - MOMENTUM)", "statistics of the last batch"),
+        ("moments, MOMENTUM)", "moments, 1.0 - MOMENTUM)", "statistics of the last batch"),
     ),
     "redq": of(
         "algos/redq.py",
@@ -465,7 +468,7 @@ MUTANTS: dict[str, list[Mutant]] = {
         ("/ query.shape[-1] ** 0.5", "/ 1.0", "attention is not scaled"),
         ("F.dropout(weights, dropout) @", "weights @", "no dropout of attention"),
         ("x = x + F.dropout(self.attend", "x = F.dropout(self.attend", "attention forgets what it reads"),
-        ("torch.tanh(found) if self.squash else found", "found", "actions leave the box"),
+        ("torch.tanh(out) if self.squash else out", "out", "actions leave the box"),
         ("return_to_go / self.cfg.return_scale", "return_to_go", "returns are not scaled"),
         ("return_to_go / self.cfg.return_scale", "0.0 * return_to_go", "returns are not read"),
         ("self.normalize(obs)", "obs", "observations are not standardised"),
@@ -477,7 +480,7 @@ MUTANTS: dict[str, list[Mutant]] = {
         ("left - reward", "left + reward", "the return-to-go grows by the reward"),
         ("left - reward", "left", "the return-to-go stays"),
         ("left - reward", "left - reward / self.learner.cfg.return_scale", "rewards are scaled twice"),
-        ("actions[:, -1] = found", "pass", "its own actions are forgotten"),
+        ("actions[:, -1] = action", "pass", "its own actions are forgotten"),
         ("(timestep >= 0).float()", "torch.ones_like(returns)", "steps before the episode are seen"),
         ("[past[:, 1:], new.unsqueeze(1)]", "[new.unsqueeze(1), past[:, :-1]]", "the newest step comes first"),
         ("returns.max()", "returns.mean()", "the target is the mean of the data"),

@@ -1,6 +1,6 @@
 """Agents: whatever acts in N lanes at once.
 
-Those who run envs talk to an agent in observations and actions, and tell it where episodes begin and what a step
+Whoever runs envs gives an agent observations, takes its actions, and tells it where episodes begin and what a step
 earned. `LearnerAgent` is the usual one: a learner's actor, with the carry of every lane.
 """
 

@@ -8,7 +8,7 @@ import logging
 import math
 import sys
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from rlx.data.frames import stacked_frames
 from rlx.data.reader import Reader
 from rlx.data.replay import DatasetReplay, Replay
 from rlx.data.sources import finish
-from rlx.data.specs import NO_ENV, spec_of_dataset
+from rlx.data.specs import spec_of_dataset
 from rlx.data.store import Layout
 from rlx.data.windows import WindowReader
 from rlx.envs import make_env, make_vector_env, probe, spec_of
@@ -45,21 +45,28 @@ from rlx.envs.factory import EnvConfig
 from rlx.envs.vector import VectorEnv
 from rlx.errors import UserError, shown
 from rlx.given import NOTHING, EnvLike, Given
-from rlx.learner import Allocation, Learner
+from rlx.learner import Learner
 from rlx.nn.encoders import AutoConfig
 from rlx.reporting import counted
 from rlx.restoring import check_like, restoring
 from rlx.rewards import RewardTransform
 from rlx.rng import seeded
-from rlx.system import available_memory, choose_device, enough_memory
+from rlx.system import Allocation, available_memory, choose_device, enough_memory
 from rlx.trainers.trainer import Trainer
-from rlx.types import OBS, Spec, Windows
+from rlx.types import NO_ENV, OBS, Spec, Windows
 
 log = logging.getLogger("rlx")
 
 
 def build(cfg: DictConfig, folder: Path, given: Given = NOTHING, progress: bool = True) -> Trainer:
     """Everything that a run is made of, from its config and from what was given besides."""
+    with ExitStack() as opened:  # where something fails, the envs that were made before are closed
+        trainer = _build(cfg, folder, given, progress, opened)
+        opened.pop_all()
+    return trainer
+
+
+def _build(cfg: DictConfig, folder: Path, given: Given, progress: bool, opened: ExitStack) -> Trainer:
     env_cfg = given.env_config(cfg)
     simulator = env_cfg.id != NO_ENV
     data = given.dataset  # read by now, or first of all, where the Spec comes from it
@@ -71,8 +78,8 @@ def build(cfg: DictConfig, folder: Path, given: Given = NOTHING, progress: bool 
     collects = any(phase.collect > 0 for phase in phases)
     if collects and not simulator:
         raise UserError("env=none has nothing to collect from; use trainer=offline, or choose an env.")
-    one = given.env is not None and given.env.single
-    if one and collects:
+    single = given.env is not None and given.env.single
+    if single and collects:
         raise UserError(
             f"A run that collects has envs to learn in and others to evaluate in, and one {env_cfg.id} was given; "
             "give a function that makes them: env=lambda: MyEnv()."
@@ -88,6 +95,8 @@ def build(cfg: DictConfig, folder: Path, given: Given = NOTHING, progress: bool 
         node = OmegaConf.structured(LocalConfig) if cfg.collector is None else cfg.collector  # older runs have none
         collector = instantiate(node, learner, make_envs, reward, int(cfg.seed), trust=cfg.trust)
     replay = None
+    if collector is not None:
+        opened.callback(collector.close)
     if collector is not None and any(phase.collect > 0 and not phase.on_policy for phase in phases):
         frames = None
         if any(box.is_image and box.dtype == "uint8" for box in spec.obs.values()):
@@ -95,7 +104,13 @@ def build(cfg: DictConfig, folder: Path, given: Given = NOTHING, progress: bool 
                 frames = stacked_frames(env, spec)
         replay = make_replay(cfg, spec, collector.num_envs, prior, frames)
         if replay.needs_env:  # it asks the env for rewards as long as the run lasts
-            replay.attach_env(make_env(env_cfg, cfg.trust), reward)
+            goal_env = make_env(env_cfg, cfg.trust)
+            opened.callback(goal_env.close)
+            replay.attach_env(goal_env, reward)
+    eval_envs = None
+    if simulator:
+        eval_envs = make_vector_env(env_cfg, 1 if single else min(cfg.trainer.eval_episodes, 10), cfg.trust)
+        opened.callback(eval_envs.close)
     trainer: Trainer = instantiate(
         cfg.trainer,
         cfg,
@@ -104,9 +119,7 @@ def build(cfg: DictConfig, folder: Path, given: Given = NOTHING, progress: bool 
         reward,
         folder,
         collector=collector,
-        eval_envs=make_vector_env(env_cfg, 1 if one else min(cfg.trainer.eval_episodes, 10), cfg.trust)
-        if simulator
-        else None,
+        eval_envs=eval_envs,
         replay=replay,
         prior=prior,
         dataset=dataset,
@@ -208,20 +221,19 @@ def make_replay(
 
 def make_bus(cfg: DictConfig, progress: bool = True) -> CallbackBus:
     """Callbacks, loggers and the schedule on one bus; without `progress`, all but the one that shows it."""
-    found: dict[str, Callback] = {"schedule": instantiate(cfg.schedule, trust=cfg.trust)}
+    callbacks: dict[str, Callback] = {"schedule": instantiate(cfg.schedule, trust=cfg.trust)}
     for group in (cfg.callbacks, loggers(cfg)):
         for name, node in (group or {}).items():
             if node is None or (name == "progress" and not progress):  # callbacks.evaluate=null: as ~callbacks.evaluate
                 continue
-            found[str(name)] = instantiate(node, trust=cfg.trust)
-    return CallbackBus(found)
+            callbacks[str(name)] = instantiate(node, trust=cfg.trust)
+    return CallbackBus(callbacks)
 
 
 def env_spec(cfg: EnvConfig, trust: Sequence[str] = ()) -> Spec:
-    env = make_env(cfg, trust)
-    probe(env, cfg)
-    spec = spec_of(env, cfg.id)
-    env.close()
+    with closing(make_env(cfg, trust)) as env:
+        probe(env, cfg)
+        spec = spec_of(env, cfg.id)
     return spec._replace(episode_limit=spec.episode_limit or cfg.max_episode_steps)
 
 
@@ -241,7 +253,7 @@ def restore_learner(path: str | Path, trust: tuple[str, ...]) -> tuple[Learner, 
         check_spec(cfg, saved.spec)
         tensors = saved.tensors["learner"]
         limit = 2 * sum(tensor.nbytes for tensor in tensors.values()) + 2**26  # which all of the learner's are among
-        with Allocation(limit, f"{folder} has a config that asks for larger networks than its tensors are of."):
+        with Allocation(limit, f"The config of {folder} describes larger networks than its tensors are from."):
             learner = make_learner(cfg, saved.spec, trust)
         check_like(saved.state["learner"], learner.counters(), "learner")
         learner.load_tensors(tensors)
@@ -277,11 +289,11 @@ def restore_to_act(
 
 
 def check_same_env(saved: Spec, spec: Spec) -> None:
-    """Refuse an env that is not like the one a checkpoint is of."""
+    """Refuse an env whose spaces differ from those of a checkpoint."""
     for name in ("obs_shape", "obs_dtype", "action_kind", "action_shape", "action_sizes"):
         before, now = getattr(saved, name), getattr(spec, name)
         if before != now:
             raise UserError(
-                f"The checkpoint is of an env with {name}={shown(before)} and {spec.env_id} has {name}={shown(now)}; "
-                "use the env that it was trained with."
+                f"The checkpoint was made in an env with {name}={shown(before)}, and {spec.env_id} has "
+                f"{name}={shown(now)}; use the env that it was trained with."
             )

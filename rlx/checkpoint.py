@@ -11,7 +11,7 @@ A checkpoint is a folder:
 The replay is written incrementally: `replay/<start>-<end>.safetensors` holds rows of the stream since the checkpoint
 before, and manifests refer to segments by name and hash. Everything is written beside its place, fsynced and renamed,
 so a reader sees the old state or the new one. `last` and `best` are links that are swapped the same way. What is read
-back is data: nothing in it is imported, unpickled or instantiated by its own say-so. It is read from regular files
+back is data: nothing is imported, unpickled or instantiated because a file asks for it. It is read from regular files
 only, of the size that the manifest says, and whatever is wrong with it is a `DamagedCheckpoint`.
 """
 
@@ -73,7 +73,7 @@ class DamagedCheckpoint(Exception):
 
 
 @dataclass
-class Checkpoint:
+class CheckpointData:
     """What is in a checkpoint folder, in memory."""
 
     config: str  # YAML
@@ -86,7 +86,7 @@ class Checkpoint:
     @classmethod
     def of(
         cls, cfg: DictConfig, spec: Spec, state: dict[str, Any], tensors: dict[str, dict[str, Tensor]]
-    ) -> Checkpoint:
+    ) -> CheckpointData:
         return cls(OmegaConf.to_yaml(cfg, resolve=False), spec, state, tensors)
 
 
@@ -98,7 +98,7 @@ def _dump(tensors: dict[str, Tensor]) -> bytes:
     return dump_tensors({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
 
 
-def write_folder(checkpoint: Checkpoint, path: Path) -> None:
+def write_folder(checkpoint: CheckpointData, path: Path) -> None:
     """Write a checkpoint folder; it exists completely or not at all."""
     beside = path.with_name(f".{path.name}.writing")
     remove(beside)
@@ -113,7 +113,7 @@ def write_folder(checkpoint: Checkpoint, path: Path) -> None:
     fsync_folder(path.parent)
 
 
-def _write_files(checkpoint: Checkpoint, beside: Path) -> None:
+def _write_files(checkpoint: CheckpointData, beside: Path) -> None:
     beside.mkdir(parents=True)
     state = {**checkpoint.state, "spec": checkpoint.spec._asdict()}
     files = {"config.yaml": checkpoint.config.encode(), "state.json": json.dumps(state).encode()}
@@ -149,7 +149,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         _check_names(manifest["files"])
         _check_segments(manifest["segments"])
     except MALFORMED as error:
-        raise DamagedCheckpoint(f"manifest.json cannot be read ({_told(error)})") from error
+        raise DamagedCheckpoint(f"manifest.json cannot be read ({_one_line(error)})") from error
     return manifest
 
 
@@ -194,14 +194,14 @@ def _verified(path: Path, entry: dict[str, Any]) -> bytes:
                 raise DamagedCheckpoint(f"{path.name} has {size:,} bytes, and was written with {entry['size']:,}")
             data = file.read(size)
     except OSError as error:
-        raise DamagedCheckpoint(f"{path.name} cannot be read ({_told(error)})") from error
+        raise DamagedCheckpoint(f"{path.name} cannot be read ({_one_line(error)})") from error
     if _entry(data) != {"sha256": entry["sha256"], "size": entry["size"]}:
         raise DamagedCheckpoint(f"{path.name} is not what was written")
     return data
 
 
-def _told(error: BaseException) -> str:
-    """An error in a line."""
+def _one_line(error: BaseException) -> str:
+    """An error on one line."""
     text = (error.strerror or str(error)) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
     return " ".join(text.split())[:200]
 
@@ -212,7 +212,7 @@ def _check_room(path: Path, sizes: dict[str, int]) -> None:
         try:
             info = os.lstat(path / name)
         except OSError as error:
-            raise DamagedCheckpoint(f"{name} cannot be read ({_told(error)})") from error
+            raise DamagedCheckpoint(f"{name} cannot be read ({_one_line(error)})") from error
         if not stat.S_ISREG(info.st_mode) or info.st_size != size:
             raise DamagedCheckpoint(f"{name} is not a file of the size that was written")
     need, free = 2 * sum(sizes.values()), available_memory()  # as bytes, and as tensors
@@ -226,16 +226,16 @@ def _shapes(data: bytes) -> dict[str, tuple[int, ...]]:
     begin = 8 + size
     if len(data) < begin:
         raise ValueError("the header is longer than the file")
-    header = json.loads(data[8:begin], object_pairs_hook=_without_twins)
+    header = json.loads(data[8:begin], object_pairs_hook=_without_duplicates)
     header.pop("__metadata__", None)
-    found, spans = {}, []
+    shapes, spans = {}, []
     for name, info in header.items():
         shape, (first, last) = info["shape"], info["data_offsets"]
         if len(shape) > 16 or any(type(n) is not int or not 0 <= n < 2**40 for n in (*shape, first, last)):
             raise ValueError(f"{name!r:.80} has no possible shape")
         if math.prod(shape) * SIZES[info["dtype"]] != last - first or math.prod(max(n, 1) for n in shape) >= 2**48:
             raise ValueError(f"{name!r:.80} is not as large as its shape")
-        found[name] = tuple(shape)
+        shapes[name] = tuple(shape)
         spans.append((first, last))
     at = 0
     for first, last in sorted(spans):
@@ -244,14 +244,14 @@ def _shapes(data: bytes) -> dict[str, tuple[int, ...]]:
         at = last
     if begin + at != len(data):
         raise ValueError("the tensors do not fill the file")
-    return found
+    return shapes
 
 
-def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    entries = dict(pairs)
+    if len(entries) != len(pairs):
         raise ValueError("a name occurs twice")
-    return found
+    return entries
 
 
 def _load(data: bytes) -> dict[str, Tensor]:
@@ -259,7 +259,7 @@ def _load(data: bytes) -> dict[str, Tensor]:
     return load_tensors(data)
 
 
-def read_folder(path: Path) -> Checkpoint:
+def read_folder(path: Path) -> CheckpointData:
     """Read and verify a checkpoint folder; DamagedCheckpoint if anything is missing, changed or malformed."""
     manifest = _read_manifest(path)
     entries = manifest["files"]
@@ -278,8 +278,8 @@ def read_folder(path: Path) -> Checkpoint:
         at = "config.yaml"
         config = files[at].decode()
     except MALFORMED as error:
-        raise DamagedCheckpoint(f"{at} holds what rlx does not write ({_told(error)})") from error
-    return Checkpoint(config, spec, state, tensors, manifest["segments"], path)
+        raise DamagedCheckpoint(f"{at} holds what rlx does not write ({_one_line(error)})") from error
+    return CheckpointData(config, spec, state, tensors, manifest["segments"], path)
 
 
 def _spec(raw: dict[str, Any]) -> Spec:
@@ -308,11 +308,11 @@ def _check_state(state: dict[str, Any], segments: list[dict[str, Any]]) -> None:
     """What is used before a run is built, and what has to agree with the segments."""
     counters, threads = state["learner"], state.get("threads", 1)
     if "updates" not in counters or any(type(n) is not int for n in counters.values()):
-        raise ValueError("the learner's counters are not counters")
+        raise ValueError("the learner's counters are not integers")
     if type(threads) is not int or not 1 <= threads < 2**16:
-        raise ValueError("the number of threads is none")
+        raise ValueError("the number of threads is not valid")
     if type((state.get("trainer") or {}).get("steps", 0)) is not int:
-        raise ValueError("the number of steps is none")
+        raise ValueError("the number of steps is not an integer")
     total = (state.get("replay") or {}).get("total")
     if total is not None and total != (segments[-1]["end"] if segments else 0):
         raise ValueError(f"the replay has {total} rows, and the segments end elsewhere")
@@ -328,7 +328,7 @@ class CheckpointStore:
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
-    def save_step(self, checkpoint: Checkpoint, steps: int, replay: Replay | None) -> Path:
+    def save_step(self, checkpoint: CheckpointData, steps: int, replay: Replay | None) -> Path:
         """A full checkpoint; `last` points to it afterwards and older ones beyond `keep` go."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if replay is not None:
@@ -341,7 +341,7 @@ class CheckpointStore:
         self._drop_unused_segments()
         return path
 
-    def save_best(self, checkpoint: Checkpoint, steps: int) -> Path:
+    def save_best(self, checkpoint: CheckpointData, steps: int) -> Path:
         """A policy-only checkpoint; `best` points to it afterwards."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"best_{steps:012d}"
@@ -385,24 +385,24 @@ class CheckpointStore:
         """Full checkpoints, newest first."""
         return sorted(_matching(self.folder, STEP), reverse=True)
 
-    def latest(self) -> Checkpoint:
-        """The newest checkpoint that is whole, replay included; damaged ones are passed over with a warning."""
+    def latest(self) -> CheckpointData:
+        """The newest checkpoint that is whole, replay included; damaged ones are skipped with a warning."""
         reasons = []
         for path in self.steps():
             try:
                 if path.is_symlink():
                     raise DamagedCheckpoint("it is a link")
-                found = read_folder(path)
-                steps = (found.state.get("trainer") or {}).get("steps")
+                checkpoint = read_folder(path)
+                steps = (checkpoint.state.get("trainer") or {}).get("steps")
                 if steps is not None and path.name != _step_name(steps):
                     raise DamagedCheckpoint(f"it is the checkpoint of step {steps!r:.20}")
-                for segment, data in self._read_segments(found):
+                for segment, data in self._read_segments(checkpoint):
                     _check_rows(segment, data)
             except DamagedCheckpoint as error:
-                log.warning("Checkpoint %s is damaged and passed over: %s.", path.name, error)
+                log.warning("Checkpoint %s is damaged and was skipped: %s.", path.name, error)
                 reasons.append(f"{path.name}: {error}")
                 continue
-            return found
+            return checkpoint
         if not reasons:
             raise UserError(f"{self.folder} holds no checkpoint; give a run that has saved one.")
         raise UserError(
@@ -410,13 +410,13 @@ class CheckpointStore:
             "start again elsewhere."
         )
 
-    def _read_segments(self, checkpoint: Checkpoint) -> Iterator[tuple[dict[str, Any], bytes]]:
+    def _read_segments(self, checkpoint: CheckpointData) -> Iterator[tuple[dict[str, Any], bytes]]:
         refuse_link(self.folder / "replay")
         for segment in checkpoint.segments:
             _check_room(self.folder / "replay", {segment["name"]: segment["size"]})
             yield segment, _verified(self.folder / "replay" / segment["name"], segment)
 
-    def load_replay(self, checkpoint: Checkpoint, replay: Replay) -> None:
+    def load_replay(self, checkpoint: CheckpointData, replay: Replay) -> None:
         """Put the rows back; later checkpoints add to the segments of this one."""
         self._segments = list(checkpoint.segments)
         if self._segments:
@@ -426,7 +426,7 @@ class CheckpointStore:
         for start, tensors in self.replay_segments(checkpoint):
             replay.load_segment(start, tensors)
 
-    def replay_segments(self, checkpoint: Checkpoint) -> Iterator[tuple[int, dict[str, Tensor]]]:
+    def replay_segments(self, checkpoint: CheckpointData) -> Iterator[tuple[int, dict[str, Tensor]]]:
         """The rows of the replay, verified: the first of each segment, and its tensors."""
         for segment, data in self._read_segments(checkpoint):
             yield segment["start"], _load(data)
@@ -435,7 +435,7 @@ class CheckpointStore:
         """Rows have changed since they were written: the next checkpoint writes all of them."""
         self._segments = []
 
-    def forget_after(self, checkpoint: Checkpoint) -> None:
+    def forget_after(self, checkpoint: CheckpointData) -> None:
         """Remove what a run that died later left behind: newer checkpoints that were damaged, unfinished writes."""
         for path in self.steps():
             if checkpoint.path is not None and path.name > checkpoint.path.name:
@@ -456,7 +456,7 @@ def _check_rows(segment: dict[str, Any], data: bytes) -> None:
         shapes = _shapes(data)
         rows = shapes["rows"][0] if "rows" in shapes else None
     except MALFORMED as error:
-        raise DamagedCheckpoint(f"{segment['name']} holds what rlx does not write ({_told(error)})") from error
+        raise DamagedCheckpoint(f"{segment['name']} holds what rlx does not write ({_one_line(error)})") from error
     if rows != segment["end"] - segment["start"]:
         raise DamagedCheckpoint(f"{segment['name']} does not hold the rows that it should")
 

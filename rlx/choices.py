@@ -12,14 +12,14 @@ from pathlib import Path
 from rlx.paths import conf_dir
 
 SUITE = re.compile(r"^ *- override /env/suite@_global_\.env: (\w+)", re.MULTILINE)  # in the defaults of an env
-FIRST = ("algo", "env", "dataset", "reward", "schedule")  # the five groups of the design come first
+FIRST = ("algo", "env", "dataset", "reward", "schedule")  # the groups that most runs choose from
 
 
 def groups(folders: Sequence[Path] = ()) -> list[str]:
     """The config groups that have choices, here or in the user's own config folders."""
     places = [p for folder in (conf_dir(), *folders) for p in folder.iterdir()]
-    found = sorted({p.name for p in places if p.is_dir() and any(p.glob("*.yaml"))})
-    return [g for g in FIRST if g in found] + [g for g in found if g not in FIRST]
+    names = sorted({p.name for p in places if p.is_dir() and any(p.glob("*.yaml"))})
+    return [g for g in FIRST if g in names] + [g for g in names if g not in FIRST]
 
 
 def choices(group: str, folders: Sequence[Path] = ()) -> list[str]:

@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def check_text(arguments: Sequence[str]) -> None:
-    """Refuse bytes that are no text, which nothing behind this could write down."""
+    """Refuse arguments that are not valid text, which no file of the run could hold."""
     for argument in arguments:
         try:
             argument.encode()

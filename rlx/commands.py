@@ -58,7 +58,7 @@ def train(arguments: list[str]) -> int:
         shown = [f"--cfg={flags.cfg}"] if flags.cfg else [f"--info={flags.info}"]
         shown += [f"--package={flags.package}"] if flags.package else []
         return through_hydra([*shown, *(["--resolve"] if flags.resolve else []), *for_hydra(overrides)])
-    refuse_hydras_own(overrides)
+    refuse_launcher_settings(overrides)
     return report(workflows.run(cfg, overrides))
 
 
@@ -81,8 +81,8 @@ def check_package(cfg: DictConfig, package: str) -> None:
         raise UserError(f"--package={package}: the config has no such part; {meant}")
 
 
-def refuse_hydras_own(overrides: Sequence[str]) -> None:
-    """Settings of Hydra's launchers mean nothing to a single run: better said than ignored."""
+def refuse_launcher_settings(overrides: Sequence[str]) -> None:
+    """Refuse settings of Hydra's launchers, which a single run would ignore."""
     for override in overrides:
         key, _, value = override.lstrip("+~").partition("=")
         if key == "hydra.run.dir":
@@ -145,15 +145,15 @@ def evaluate(arguments: list[str]) -> int:
     kinds: dict[str, Callable[[str], Any]] = {"episodes": int, "seed": int}
     kinds |= {option: float for cls in learners().values() for option in cls.options}
     options = _options([a for a in arguments if a != "--json"], kinds, "evaluate")
-    found = workflows.evaluate(path, **options, trust=trust)
+    result = workflows.evaluate(path, **options, trust=trust)
     if as_json:
-        sys.stdout.write(json.dumps(found) + "\n")
+        sys.stdout.write(json.dumps(result) + "\n")
         return 0
-    success = f", success rate {found['eval/success_rate']:.2f}" if "eval/success_rate" in found else ""
+    success = f", success rate {result['eval/success_rate']:.2f}" if "eval/success_rate" in result else ""
     log.info(
         "%s on %s: return %.1f +- %.1f over %s of length %.1f%s",
-        found["algo"], found["env"], found["eval/return_mean"], found["eval/return_std"],
-        counted(found["episodes"], "episode"), found["eval/length_mean"], success,
+        result["algo"], result["env"], result["eval/return_mean"], result["eval/return_std"],
+        counted(result["episodes"], "episode"), result["eval/length_mean"], success,
     )  # fmt: skip
     return 0
 
@@ -210,18 +210,18 @@ def _path(arguments: list[str], usage: str) -> Path:
 def _options(arguments: list[str], kinds: dict[str, Callable[[str], Any]], verb: str) -> dict[str, Any]:
     """KEY=VALUE arguments of a verb, converted."""
     words = {int: "an integer", float: "a number"}
-    found = {}
+    options = {}
     for argument in arguments:
         key, equals, value = argument.partition("=")
         if key not in kinds or not equals:
             takes = ", ".join(f"{k}=..." for k in kinds)
             raise UserError(f"{verb} does not know {argument:.200}; it takes {takes}.")
         try:
-            found[key] = kinds[key](value)
+            options[key] = kinds[key](value)
         except ValueError as error:
             kind = words.get(kinds[key], "text")  # type: ignore[call-overload]
             raise UserError(f"{key} must be {kind}, and {argument:.200} is not.") from error
-    return found
+    return options
 
 
 def _refuse_flags(arguments: Sequence[str], verb: str) -> None:

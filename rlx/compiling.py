@@ -43,16 +43,18 @@ def compilable(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def compiled(method: Callable[..., Any]) -> Callable[..., Any]:
     """A compiled copy of a method; a copy, since torch keeps what it compiled with the code, for all who run it."""
-    log.info("Compiling the update: up to a minute, and a few seconds where the same sizes were compiled before.")
+    log.info(
+        "Compiling the update: this takes up to a minute, or a few seconds if the same sizes were compiled before."
+    )
     config: Any = torch._dynamo.config
     config.trace_autograd_ops = True
     function: Any = method
     own = types.FunctionType(function.__code__.replace(), function.__globals__, closure=function.__closure__)
-    return torch.compile(own, fullgraph=True, options={"guard_filter_fn": may_change})
+    return torch.compile(own, fullgraph=True, options={"guard_filter_fn": guards_to_check})
 
 
-def may_change(guards: Sequence[Any]) -> list[bool]:
-    """What to check before each call: not the hundreds of things that stay as they are in a learner."""
+def guards_to_check(guards: Sequence[Any]) -> list[bool]:
+    """Which guards torch checks before each call: not the hundreds about what never changes in a learner."""
     return [not guard.name.startswith("L['self']") or ".cfg." in guard.name for guard in guards]
 
 

@@ -15,8 +15,8 @@ import gymnasium as gym
 from omegaconf import DictConfig, OmegaConf
 
 from rlx.config import PYTHON
-from rlx.data.arrays import InMemoryConfig, as_dataset
 from rlx.data.dataset import TransitionDataset
+from rlx.data.sources import InMemoryConfig, as_dataset
 from rlx.envs.factory import EnvConfig
 from rlx.errors import UserError, require
 
@@ -24,7 +24,7 @@ EnvLike = gym.Env | Callable[[], gym.Env]  # an env, or a function (or class) th
 DataLike = TransitionDataset | Mapping[str, Any]  # a dataset, or a dict of arrays
 
 
-class Kept(gym.Wrapper):
+class Borrowed(gym.Wrapper):
     """An env that belongs to the caller: closing it is theirs to do."""
 
     def close(self) -> None:
@@ -54,7 +54,7 @@ class GivenEnv:
 
     def make(self) -> gym.Env:
         if self.single:
-            return Kept(self.source)
+            return Borrowed(self.source)
         env = self.source()
         if not isinstance(env, gym.Env):
             raise UserError(f"The function given as env made a {type(env).__name__}; it has to make a gymnasium.Env.")

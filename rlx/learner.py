@@ -9,15 +9,13 @@ runs it keeps the carry, one row per lane, and starts it anew where an episode b
 from __future__ import annotations
 
 import functools
-import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from rlx.compiling import check_compiler
 from rlx.errors import UserError, require
@@ -76,28 +74,6 @@ def check_algo(values: Mapping[str, Any]) -> None:
     rows, discount = values["batch_size"], values["discount"]
     require(rows >= 1, f"algo.batch_size must be at least 1 (algo.batch_size={rows}).")
     require(0 <= discount <= 1, f"algo.discount must be between 0 and 1 (algo.discount={discount}).")
-
-
-class Allocation(TorchFunctionMode):
-    """Refuses tensors that come to more than `limit` bytes in all, before they are made."""
-
-    FILLED = frozenset({"empty", "zeros", "ones", "full", "rand", "randn", "arange", "linspace", "eye"})
-    COPIED = frozenset({"empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "clone"})
-
-    def __init__(self, limit: int, sentence: str):
-        super().__init__()
-        self.limit, self.sentence = limit, sentence
-        self.used = 0
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "__name__", "")
-        if name in self.FILLED:
-            sizes = args[0] if args and isinstance(args[0], Sequence) else args
-            self.used += 4 * math.prod(n for n in sizes if type(n) is int)
-        elif name in self.COPIED and isinstance(args[0], Tensor):
-            self.used += args[0].nbytes
-        require(self.used <= self.limit, self.sentence)
-        return func(*args, **(kwargs or {}))
 
 
 def _current_name(name: str) -> str:
@@ -239,10 +215,10 @@ class Learner(nn.Module):
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything a checkpoint has to hold of this learner, by name; live tensors, not copies."""
-        found = {f"model.{k}": v for k, v in self.state_dict().items()}
+        tensors = {f"model.{k}": v for k, v in self.state_dict().items()}
         for name, optimizer in self.optimizers.items():
-            found |= {f"optimizer.{name}.{k}": v for k, v in optimizer.tensors().items()}
-        return found
+            tensors |= {f"optimizer.{name}.{k}": v for k, v in optimizer.tensors().items()}
+        return tensors
 
     def load_tensors(self, saved: dict[str, Tensor]) -> None:
         """Copy saved values into the live tensors; names, shapes and dtypes have to be exactly ours."""
@@ -250,7 +226,7 @@ class Learner(nn.Module):
         saved = {_current_name(name): tensor for name, tensor in saved.items()}
         if live.keys() != saved.keys():
             odd = sorted(live.keys() ^ saved.keys())[0]
-            raise UserError(f"The checkpoint does not fit {self.cfg.name}: the tensor {odd!r} is on one side only.")
+            raise UserError(f"The checkpoint does not fit {self.cfg.name}: only one of the two has the tensor {odd!r}.")
         with torch.no_grad():
             for name, tensor in live.items():
                 if tensor.shape != saved[name].shape:

@@ -84,5 +84,5 @@ def rows_of(obs: ObsArray) -> np.ndarray | DictRows:
 
 def to_tensors(obs: ObsArray) -> Obs:
     """The same numbers as tensors, without a copy."""
-    found: Obs = map_obs(torch.from_numpy, obs)
-    return found
+    tensors: Obs = map_obs(torch.from_numpy, obs)
+    return tensors

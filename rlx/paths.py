@@ -1,4 +1,4 @@
-"""Where things lie: the config tree, in a checkout and in an installed wheel."""
+"""Where the config tree is, in a checkout and in an installed wheel."""
 
 from __future__ import annotations
 

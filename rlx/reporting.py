@@ -17,9 +17,9 @@ log = logging.getLogger("rlx")
 WIDTH = 160  # of tables where the output is not a terminal
 
 
-def counted(n: int, noun: str) -> str:
+def counted(n: int, noun: str, plural: str | None = None) -> str:
     """'1 thread', '2 threads', '20,000 transitions'."""
-    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+    return f"{n:,} {noun if n == 1 else plural or f'{noun}s'}"
 
 
 def set_up_logging() -> None:
@@ -103,7 +103,7 @@ def evaluation(summary: dict[str, Any]) -> str:
 def next_steps(
     summary: dict[str, Any], folder: str, trust: Sequence[str] = (), objects: Sequence[str] = ()
 ) -> list[str]:
-    """Commands for a run folder, one each line, quoted for a shell; for a run of Python objects, Python."""
+    """Commands for a run folder, one per line, quoted for a shell; for a run of Python objects, Python."""
     watch = f"tensorboard --logdir {shlex.quote(folder)}"
     if objects:
         again = ", ".join(f"{name}=..." for name in objects)

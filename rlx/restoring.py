@@ -14,7 +14,7 @@ from rlx.errors import UserError, shown
 
 @contextmanager
 def restoring(path: Path) -> Iterator[None]:
-    """To take back in what a checkpoint holds: whatever does not fit is the file's fault, and a sentence."""
+    """Restore from a checkpoint in this context: what does not fit becomes a sentence about the file."""
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, AssertionError, RuntimeError) as error:

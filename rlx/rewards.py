@@ -119,7 +119,7 @@ class RewardTransform:
         low, high = float(returns.min()), float(returns.max())
         if not high > low:
             raise UserError(
-                f"reward.normalize_return needs episodes of different return, but all {len(returns)} of the dataset "
+                f"reward.normalize_return needs episodes with different returns, but all {len(returns)} of the dataset "
                 f"have {low:g}; use reward=scale reward.scale=..."
             )
         self.factor = self.cfg.return_range / (high - low)
@@ -148,10 +148,10 @@ class RewardTransform:
             if ended is not None:
                 self.running.observe(shaped, ended)
             shaped = np.clip(shaped / self.running.std, -self.cfg.running_clip, self.cfg.running_clip)
-        found: Array = shaped.astype(np.float32)
+        transformed: Array = shaped.astype(np.float32)
         if ended is not None and infos is not None:
-            self._note_returns(found, ended, infos)
-        return found
+            self._note_returns(transformed, ended, infos)
+        return transformed
 
     def state(self) -> dict[str, Any]:
         """For the checkpoint, as JSON; floats survive it exactly."""

@@ -136,7 +136,9 @@ class RunLock:
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
                 raise
-            log.warning("%s cannot be locked here (%s): let no other process use it.", self.folder, error.strerror)
+            log.warning(
+                "%s cannot be locked here (%s): make sure that no other process uses it.", self.folder, error.strerror
+            )
         if not ours:
             raise UserError(f"{self._path} is not a file of rlx's own; remove it.")
         if not self._is_there():

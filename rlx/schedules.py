@@ -54,7 +54,7 @@ def _member(kind: type[E], value: Any) -> E:
         return value
     names = [m.value for m in kind]
     if value not in names:
-        raise UserError(f"A schedule has no {kind.__name__.lower()} {value!r}; expected one of {', '.join(names)}.")
+        raise UserError(f"Unknown schedule {kind.__name__.lower()} {value!r}. Choices: {', '.join(names)}.")
     return kind(value)
 
 

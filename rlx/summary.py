@@ -10,7 +10,7 @@ import torch
 from rlx.config import as_written
 from rlx.files import read_bounded
 from rlx.reporting import counted
-from rlx.system import INTERRUPTS, versions
+from rlx.system import INTERRUPTED, versions
 from rlx.trainers.trainer import BUDGETS
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def summary_of(trainer: Trainer) -> dict[str, Any] | None:
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return None
     state = trainer.state
-    ours = counters == [state.env_steps, state.updates] and names[-1] not in INTERRUPTS.values()
+    ours = counters == [state.env_steps, state.updates] and names[-1] not in INTERRUPTED
     whole = all(isinstance(x, float | int) or (i and x is None) for i, x in enumerate(numbers))  # it took some time
     whole = whole and all(isinstance(x, str) for x in names)
     return summary if ours and whole and {"seed", "exact"} <= summary.keys() else None
@@ -60,7 +60,7 @@ def nothing_to_do(trainer: Trainer) -> str:
     made = counted(state.env_steps, "env step") if online else counted(state.updates, "update")
     if reason and reason not in BUDGETS:
         return (
-            f"{trainer.run_dir} was ended by {reason} at {made}; nothing to do. Change that rule, or take it away, to "
+            f"{trainer.run_dir} was ended by {reason} at {made}; nothing to do. Change that rule, or remove it, to "
             "go on."
         )
     key, larger = ("max_env_steps", 2 * state.env_steps) if online else ("max_updates", 2 * state.updates)

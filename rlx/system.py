@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import math
 import os
 import platform
 import re
@@ -17,15 +18,16 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch.overrides import TorchFunctionMode
 
-from rlx.errors import Interrupted, UserError
+from rlx.errors import Interrupted, UserError, require
 from rlx.reporting import counted
 
 if sys.platform != "win32":
@@ -43,9 +45,9 @@ ROOT = Path("/")
 
 AUTO = "auto"
 
-MOST = 4  # the networks here are too small for more
+MAX_THREADS = 4  # the networks here are too small for more
 
-CLEARLY = 1.3  # how much faster more threads have to be
+MIN_SPEEDUP = 1.3  # how much faster more threads have to be
 
 
 def usable_cpus(root: Path = Path("/")) -> int:
@@ -75,11 +77,11 @@ def choose_threads(wanted: int | str | None, saved: int | None, seconds: Callabl
         return saved, "as the run had it"
     if wanted != AUTO:
         return 1, "the default"
-    most = min(MOST, usable_cpus())
+    most = min(MAX_THREADS, usable_cpus())
     if most == 1:
         return 1, "there is one CPU"
     ratio = seconds(1) / seconds(most)
-    if ratio >= CLEARLY:
+    if ratio >= MIN_SPEEDUP:
         return most, f"measured to be {ratio:.1f} times as fast as one"
     return 1, f"{most} were measured to be {ratio:.1f} times as fast"
 
@@ -137,8 +139,8 @@ SHARE = 0.8  # of what is free, that a buffer is advised to take
 
 def available_memory() -> int | None:
     """Bytes that this process can still allocate, by all the limits that the system tells of."""
-    found = [free for free in (_of_machine(), _of_control_group(), _of_process()) if free is not None]
-    return min(found) if found else None
+    limits = [free for free in (_of_machine(), _of_control_group(), _of_process()) if free is not None]
+    return min(limits) if limits else None
 
 
 @contextmanager
@@ -151,7 +153,9 @@ def enough_memory(nbytes: int, what: str, smaller: Callable[[float], str]) -> It
     try:
         yield
     except MemoryError as error:
-        raise UserError(f"{what} needs {nbytes / 2**30:.1f} GiB, which there is not; {smaller(SHARE / 2)}.") from error
+        raise UserError(
+            f"{what} needs {nbytes / 2**30:.1f} GiB, which could not be allocated; {smaller(SHARE / 2)}."
+        ) from error
 
 
 @contextmanager
@@ -166,6 +170,28 @@ def memory_errors() -> Iterator[None]:
                 f"There is not enough memory ({text[:200] or 'MemoryError'}); use smaller networks, batches or buffers."
             ) from error
         raise
+
+
+class Allocation(TorchFunctionMode):
+    """Refuses tensors that come to more than `limit` bytes in all, before they are made."""
+
+    FILLED = frozenset({"empty", "zeros", "ones", "full", "rand", "randn", "arange", "linspace", "eye"})
+    COPIED = frozenset({"empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "clone"})
+
+    def __init__(self, limit: int, sentence: str):
+        super().__init__()
+        self.limit, self.sentence = limit, sentence
+        self.used = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in self.FILLED:
+            sizes = args[0] if args and isinstance(args[0], Sequence) else args
+            self.used += 4 * math.prod(n for n in sizes if type(n) is int)
+        elif name in self.COPIED and isinstance(args[0], torch.Tensor):
+            self.used += args[0].nbytes
+        require(self.used <= self.limit, self.sentence)
+        return func(*args, **(kwargs or {}))
 
 
 def _of_machine() -> int | None:
@@ -233,6 +259,8 @@ def keep_freed_memory() -> None:
 
 INTERRUPTS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}  # stop reasons that a resume clears
 
+INTERRUPTED = tuple(INTERRUPTS.values())  # a resume goes on in the middle of things
+
 ONE_SIGNAL = 0.5  # seconds within which signals count as one: `timeout` and launchers send each of them twice
 
 
@@ -241,7 +269,7 @@ class Interruptible(Protocol):
 
     interrupt: str | None  # set by a signal: end after the step under way
 
-    def way_on(self) -> str:
+    def how_to_resume(self) -> str:
         """What to type to go on."""
 
 
@@ -265,7 +293,7 @@ def interruptible(run: Interruptible) -> Iterator[None]:
             with suppress(OSError):  # written past the streams: one may be in the middle of a line
                 os.write(2, text.encode())
         elif now - first > ONE_SIGNAL:
-            sentence = f"A second signal, {name}, ended the run in the middle of a step. {run.way_on()}"
+            sentence = f"A second signal, {name}, ended the run in the middle of a step. {run.how_to_resume()}"
             raise Interrupted(sentence, 128 + number)
 
     before = {number: signal.signal(number, handle) for number in INTERRUPTS}
@@ -280,10 +308,10 @@ def interruptible(run: Interruptible) -> Iterator[None]:
 
 
 def versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "cpu": torch.backends.cpu.get_cpu_capability()}
+    known = {"python": platform.python_version(), "cpu": torch.backends.cpu.get_cpu_capability()}
     for package in ("rlx", "torch", "gymnasium", "numpy", "hydra-core", "minari"):
         try:
-            found[package] = version(package)
+            known[package] = version(package)
         except PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+            known[package] = "not installed"
+    return known

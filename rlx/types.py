@@ -16,6 +16,7 @@ ObsArray = np.ndarray | dict[str, np.ndarray]  # the same on the side of the env
 Carry = tuple[Tensor, ...]  # what an actor remembers from step to step, [N, ...] each; () without memory
 
 OBS = "obs"  # the name of the one box of an observation that is a single array
+NO_ENV = "none"  # the env id of runs without a simulator
 
 
 class Box(NamedTuple):

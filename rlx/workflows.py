@@ -47,7 +47,6 @@ from rlx.data.episodes import apply_choices
 from rlx.data.inspect import inspect_dataset
 from rlx.data.minari import check_recordable, minari_root, write_minari
 from rlx.data.sources import choices_of, load_transition_dataset
-from rlx.data.specs import NO_ENV
 from rlx.envs.evaluation import evaluate_learner
 from rlx.errors import UserError
 from rlx.files import write_atomically
@@ -68,6 +67,7 @@ from rlx.run_folder import (
 from rlx.summary import nothing_to_do, summarise, summary_of
 from rlx.system import interruptible, memory_errors, set_threads
 from rlx.trainers.trainer import Trainer
+from rlx.types import NO_ENV
 
 log = logging.getLogger("rlx")
 
@@ -129,10 +129,10 @@ def train(
     texts = with_config_dir([*texts, *given.overrides(texts)], config_dir)
     with showing(quiet):
         cfg = compose_config(texts)
-        return _closed(run(cfg, texts, run_dir, given, progress and not quiet))
+        return _with_closing_lines(run(cfg, texts, run_dir, given, progress and not quiet))
 
 
-def _closed(result: Result) -> Result:
+def _with_closing_lines(result: Result) -> Result:
     log.info("%s", closing_lines(result.summary, result.run_dir, result.trust, result.objects))
     return result
 
@@ -145,7 +145,7 @@ def run(
     given: Given = NOTHING,
     progress: bool = True,
 ) -> Result:
-    """Train a composed config from the beginning. All of it was typed by the user, also which module an env is of."""
+    """Train a composed config from the beginning. The user typed all of it, including the modules of envs."""
     check(cfg)
     if references(str(OmegaConf.to_container(cfg.env, resolve=False)["id"])) is None:  # type: ignore[call-overload, index]
         raise UserError(
@@ -187,7 +187,9 @@ def resume(
     besides rlx whose code the run may use.
     """
     with showing(quiet):
-        return _closed(resume_run(run_dir, *overrides, given=Given.of(env, dataset), trust=trust, progress=not quiet))
+        return _with_closing_lines(
+            resume_run(run_dir, *overrides, given=Given.of(env, dataset), trust=trust, progress=not quiet)
+        )
 
 
 @memory_errors()
@@ -240,12 +242,12 @@ def _resume(folder: Path, overrides: tuple[str, ...], given: Given, trust: tuple
         trainer.bus.check(trainer)
         before = trainer.state.steps
         with write_errors_explained(folder, lambda: trainer.state.steps > before):
-            (folder / "summary.json").unlink(missing_ok=True)  # whoever has one has ended
+            (folder / "summary.json").unlink(missing_ok=True)  # only runs that have ended have one
             if saved is not None:
                 store.forget_after(saved)
                 if not trainer.state.exact:
-                    log.warning("The environment did not replay to where it was: the run goes on, but only "
-                                "approximately.")  # fmt: skip
+                    log.warning("The environment could not be replayed to where it was: the run goes on, but "
+                                "only approximately.")  # fmt: skip
             note_resume(folder, list(overrides), trainer.state.env_steps, trainer.state.updates)
             write_atomically(folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=False).encode())
             log.info("Resuming %s at %s, %s (%s)", folder, counted(trainer.state.env_steps, "env step"),
@@ -298,7 +300,7 @@ def evaluate(
     learner, cfg, envs, env_id = restore_to_act(path, trust, env, episodes)
     try:
         learner.set_options(options)
-        found = evaluate_learner(learner, envs, episodes, seed)
+        outcome = evaluate_learner(learner, envs, episodes, seed)
     finally:
         envs.close()
     return {
@@ -308,8 +310,8 @@ def evaluate(
         "episodes": episodes,
         "seed": seed,
         **options,
-        **found.metrics(env_id),
-        "returns": found.returns.tolist(),
+        **outcome.metrics(env_id),
+        "returns": outcome.returns.tolist(),
     }
 
 
@@ -356,14 +358,14 @@ def collect(
         if learner.spec.goal is not None or learner.spec.boxes:
             raise UserError(f"{cfg.env.id} has dict observations, which collect cannot write; use another env.")
         with seeded(seed, next(iter(learner.parameters())).device):
-            found = collect_episodes(LearnerAgent(learner, envs.num_envs), envs, learner.spec, episodes, noise, seed)
+            recorded = collect_episodes(LearnerAgent(learner, envs.num_envs), envs, learner.spec, episodes, noise, seed)
     finally:
         envs.close()
     algo = str(as_written(cfg).algo.name)
     text = f"{counted(episodes, 'episode')} of {algo} on {env_id} with noise {noise}"
-    folder = write_minari(id, found, env_id, storage, algorithm=algo, description=text)
-    returns = [float(e.reward.sum()) for e in found]
-    log.info("%s: %s, return %.1f +- %.1f", folder, counted(sum(len(e.reward) for e in found), "transition"),
+    folder = write_minari(id, recorded, env_id, storage, algorithm=algo, description=text)
+    returns = [float(e.reward.sum()) for e in recorded]
+    log.info("%s: %s, return %.1f +- %.1f", folder, counted(sum(len(e.reward) for e in recorded), "transition"),
              np.mean(returns), np.std(returns))  # fmt: skip
     return folder
 

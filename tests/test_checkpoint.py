@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 
 import rlx.checkpoint as module
 from rlx.checkpoint import (
-    Checkpoint,
+    CheckpointData,
     CheckpointStore,
     DamagedCheckpoint,
     find_checkpoint,
@@ -35,10 +35,10 @@ from rlx.types import Goal, Spec
 SPEC = Spec("x", (2,), "float32", "box", (1,), (-1.0,), (1.0,), episode_limit=5, goal=Goal(1, (0, 1), (1, 2)))
 
 
-def checkpoint(value: float = 1.0) -> Checkpoint:
+def checkpoint(value: float = 1.0) -> CheckpointData:
     tensors = {"learner": {"w": torch.full((3,), value), "n": torch.tensor(2)}, "rng": {"torch": torch.get_rng_state()}}
     cfg = OmegaConf.create({"a": "${oc.env:NO_SUCH_VARIABLE}", "b": 1})
-    return Checkpoint.of(cfg, SPEC, {"learner": {"updates": 3}, "threads": 1, "x": [0.1, float("inf")]}, tensors)
+    return CheckpointData.of(cfg, SPEC, {"learner": {"updates": 3}, "threads": 1, "x": [0.1, float("inf")]}, tensors)
 
 
 def grow(replay: Replay, steps: int) -> None:
@@ -181,7 +181,7 @@ def test_all_rows_are_written_anew_when_old_ones_have_changed(tmp_path: Path) ->
     store, replay = CheckpointStore(tmp_path), empty()
     grow(replay, 3)
     store.save_step(checkpoint(), 3, replay)
-    replay.cut_off([0])
+    replay.end_episodes([0])
     store.rewrite_replay()
     grow(replay, 2)
     store.save_step(checkpoint(), 5, replay)

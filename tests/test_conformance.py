@@ -26,7 +26,7 @@ from torch import Tensor
 
 import rlx
 import rlx.algos
-from rlx.checkpoint import Checkpoint, read_folder, write_folder
+from rlx.checkpoint import CheckpointData, read_folder, write_folder
 from rlx.config import compose_config, instantiate, learners, schemas
 from rlx.learner import AlgoConfig, Learner
 from rlx.paths import conf_dir
@@ -346,7 +346,7 @@ WITHOUT_BOOTSTRAP = {"bc"}  # imitation has no targets
 def through_disk(learner: Learner, run: Trained, folder: Path) -> Learner:
     """Save, and load into a learner that was initialised differently."""
     state, tensors = {"learner": learner.counters()}, {"learner": learner.tensors()}
-    write_folder(Checkpoint.of(run.cfg, run.spec, state, tensors), folder)
+    write_folder(CheckpointData.of(run.cfg, run.spec, state, tensors), folder)
     saved = read_folder(folder)
     twin = fresh(run, seed=99)
     twin.load_tensors(saved.tensors["learner"])

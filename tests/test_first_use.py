@@ -31,7 +31,7 @@ from rlx.cli import main
 from rlx.config import compose_config
 from rlx.config.errors import OTHER_NAMES
 from rlx.config.overrides import from_values, literal, parse_override
-from rlx.data.arrays import as_dataset
+from rlx.data.sources import as_dataset
 from rlx.errors import UserError
 from rlx.reporting import closing_lines, counted, showing
 from rlx.system import choose_threads, usable_cpus
@@ -364,7 +364,7 @@ def test_a_run_of_arrays(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     result = rlx.train(*OFFLINE, env=env, dataset=arrays(), run_dir=tmp_path / "run")
     assert env.closed == 0, "it belongs to the caller"
     saved = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
-    assert (saved["dataset"]["_target_"], saved["dataset"]["rows"]) == ("rlx.data.arrays.load_in_memory", 190)
+    assert (saved["dataset"]["_target_"], saved["dataset"]["rows"]) == ("rlx.data.sources.load_in_memory", 190)
     assert rlx.evaluate(result.run_dir, 2, env=env)["returns"] == rlx.evaluate(result.run_dir, 2, env=Walk)["returns"]
     assert rlx.evaluate(result.run_dir, 1, env=Walk)["env"] == "python:Walk"
     further = rlx.resume(result.run_dir, "trainer.max_updates=7e1", env=Walk, dataset=as_dataset(arrays()))

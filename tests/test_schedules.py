@@ -74,8 +74,8 @@ def test_targets_are_numbers_or_fields():
         ("fast", "expected a number or fields"),
         (True, "expected a number or fields"),
         ({"knd": "linear"}, "did you mean 'kind'"),
-        ({"kind": "liner"}, "no kind 'liner'"),
-        ({"unit": "hours"}, "no unit 'hours'"),
+        ({"kind": "liner"}, "Unknown schedule kind 'liner'"),
+        ({"unit": "hours"}, "Unknown schedule unit 'hours'"),
         ({"start": "high"}, "start is 'high'"),
     ],
 )

@@ -63,7 +63,7 @@ def test_what_does_not_fit_is_refused_before_it_is_made(root: Path) -> None:
 
 
 def test_an_allocation_that_fails_is_said(root: Path) -> None:
-    with pytest.raises(UserError, match="which there is not"), enough_memory(GIB, "A heap", str):
+    with pytest.raises(UserError, match="which could not be allocated"), enough_memory(GIB, "A heap", str):
         raise MemoryError
 
 

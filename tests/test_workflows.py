@@ -16,10 +16,9 @@ from helpers import resumed, same_run, tiny
 import rlx
 from rlx.build import build
 from rlx.config import compose_config
-from rlx.data import sources
 from rlx.data.collect import add_noise
 from rlx.data.dataset import scale_actions
-from rlx.data.sources import roll_out_random
+from rlx.data.sources import npz, roll_out_random
 from rlx.envs import make_env
 from rlx.envs.actions import to_env_units, unscaled
 from rlx.envs.vector import SyncEnvs
@@ -195,8 +194,8 @@ def test_without_an_env_the_dataset_is_read_once(memory: str, tmp_path: Path, mo
     data.env_id = None
     file = data.save(tmp_path / "data.npz")
     read: list[str] = []
-    original = sources.read_npz
-    monkeypatch.setattr(sources, "read_npz", lambda path, mmap=False: read.append(path) or original(path, mmap))
+    original = npz.read_npz
+    monkeypatch.setattr(npz, "read_npz", lambda path, mmap=False: read.append(path) or original(path, mmap))
     small = ("algo.hidden=[8,8]", "algo.batch_size=16", "trainer.max_updates=5", "threads=1", "logger=none")
     given = ("env=none", "dataset=npz", f"dataset.path={file}", f"dataset.memory={memory}")
     found = rlx.train("algo=td3_bc", *given, *small, run_dir=tmp_path / "run")
@@ -207,3 +206,23 @@ def test_without_an_env_the_dataset_is_read_once(memory: str, tmp_path: Path, mo
     for use in (rlx.evaluate, lambda run: rlx.collect(run, "test/none-v0")):
         with pytest.raises(UserError, match="env=none"):
             use(found.run_dir)
+
+
+@pytest.mark.parametrize("wrong", ["callbacks.early_stopping.mode=best", "reward.success_bonus=1"])
+def test_envs_are_closed_where_a_later_part_of_a_run_cannot_be_made(wrong: str, tmp_path: Path) -> None:
+    """Those to learn in come first, then one to ask for rewards, those to evaluate in, and the callbacks."""
+    made, closed = [], []
+
+    class Watched(gym.Wrapper):
+        def close(self) -> None:
+            closed.append(self)
+            super().close()
+
+    def make() -> gym.Env:
+        made.append(Watched(gym.make("rlx/PointGoal-v0")))
+        return made[-1]
+
+    with pytest.raises(UserError, match=wrong.partition("=")[0]):
+        rlx.train("algo=her", "callbacks=[default,early_stopping]", wrong, env=make, run_dir=tmp_path / "run")
+    assert len(made) >= 3
+    assert made == sorted(closed, key=made.index)

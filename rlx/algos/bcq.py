@@ -52,7 +52,7 @@ def perturbed(action: Tensor, perturbation: Tensor, phi: float) -> Tensor:
 
 
 def bcq_loss(q: Tensor, perturbation: Tensor) -> tuple[Tensor, Metrics]:
-    """-Q of the perturbed actions [B]; how much of its range the perturbation [B, dim(A)] uses is told beside."""
+    """-Q of the perturbed actions [B]; a metric says how much of its range the perturbation [B, dim(A)] uses."""
     loss = -q.mean()
     return loss, {"loss/actor": loss.detach(), "policy/perturbation": perturbation.detach().abs().mean()}
 

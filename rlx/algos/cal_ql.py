@@ -46,7 +46,7 @@ def calibrated(q: Tensor, mc_return: Tensor) -> tuple[Tensor, Metrics]:
 
 
 class CalQL(CQL):
-    """A child of CQL and not its copy: a line or two of it differ."""
+    """A subclass of CQL, because only a few lines differ."""
 
     needs_mc_return = True
     first_log_multiplier = 1.0

@@ -118,18 +118,17 @@ class CQL(Learner):
         self.optimizers["critic"].minimize(loss)
         if self.cfg.lagrange_threshold is not None:
             threshold = self._threshold(self.cfg.lagrange_threshold)
-            loss, found = gap_multiplier_loss(self.log_multiplier, gap, self.cfg.weight, threshold)
+            loss, multiplier_metrics = gap_multiplier_loss(self.log_multiplier, gap, self.cfg.weight, threshold)
             self.optimizers["multiplier"].minimize(loss)
-            metrics |= found
+            metrics |= multiplier_metrics
 
-        loss, log_prob, found = self._actor_loss(batch, alpha, imitate)
+        loss, log_prob, actor_metrics = self._actor_loss(batch, alpha, imitate)
         self.optimizers["actor"].minimize(loss)
-        metrics |= found
 
-        loss, found = alpha_loss(self.log_alpha, log_prob, self.target_entropy)
+        loss, alpha_metrics = alpha_loss(self.log_alpha, log_prob, self.target_entropy)
         self.optimizers["alpha"].minimize(loss)
         polyak(self.targets, self.online, self.cfg.tau)
-        return metrics | found
+        return metrics | actor_metrics | alpha_metrics
 
     def _critic_loss(self, batch: Batch, alpha: Tensor) -> tuple[Tensor, Tensor, Metrics]:
         n, d = self.cfg.n_actions, self.spec.action_dim
@@ -146,8 +145,8 @@ class CQL(Learner):
         loss, metrics = critic_loss(data, target)
         drawn_q, bounded = self._bounded(drawn_q, batch)
         candidates = torch.cat([uniform_q + d * math.log(2.0), drawn_q - log_prob], -1)  # uniform density: 0.5 ** d
-        conservative, gap, found = cql_loss(candidates, data, self.cfg.weight, *self._constraint())
-        return loss + conservative, gap, metrics | found | bounded
+        conservative, gap, gap_metrics = cql_loss(candidates, data, self.cfg.weight, *self._constraint())
+        return loss + conservative, gap, metrics | gap_metrics | bounded
 
     def _bounded(self, q: Tensor, batch: Batch) -> tuple[Tensor, Metrics]:
         """The values [n, B, 2K] of the policy's actions as they enter the gap; Cal-QL bounds them from below."""

@@ -74,7 +74,7 @@ def dt_loss(error: Tensor, mask: Tensor) -> tuple[Tensor, Metrics]:
 def visible(mask: Tensor) -> Tensor:
     """Which token (last axis) each token may attend to, [B, T, T] from a mask [B, T] of the real ones: those before it.
 
-    And itself, so that a padded one attends to something; nobody reads what comes of that.
+    And itself, so that a padded token attends to something; its output is not used.
     """
     here = torch.eye(mask.shape[1], dtype=torch.bool, device=mask.device)
     before = torch.ones_like(here).tril()
@@ -139,8 +139,8 @@ class DecisionTransformer(nn.Module):
         seen = visible(mask.repeat_interleave(3, 1))
         for block in self.blocks:
             x = block(x, seen, dropout)
-        found = self.head(self.norm(x[:, 1::3]))  # of the states
-        return torch.tanh(found) if self.squash else found
+        out = self.head(self.norm(x[:, 1::3]))  # of the states
+        return torch.tanh(out) if self.squash else out
 
 
 class DTActor(Actor):
@@ -165,16 +165,16 @@ class DTActor(Actor):
         assert isinstance(obs, Tensor)
         observations, actions, returns, left, steps = carry
         observations, returns = appended(observations, obs), appended(returns, left)
-        actions = appended(actions, torch.zeros_like(actions[:, 0]))  # in the place of the one to be found
+        actions = appended(actions, torch.zeros_like(actions[:, 0]))  # a place for the one to be predicted
         steps = steps + 1
         ago = torch.arange(self.learner.window, 0, -1, device=steps.device)
         timestep = steps[:, None] - ago  # below 0: before the episode
-        found = self.learner.predict(observations, actions, returns, timestep, (timestep >= 0).float())[:, -1]
+        action = self.learner.predict(observations, actions, returns, timestep, (timestep >= 0).float())[:, -1]
         if self.learner.spec.discrete:
-            choice = Categorical(found)
-            found = choice.sample() if explore else choice.mode()
-        actions[:, -1] = found
-        return Acted(found, (observations, actions, returns, left, steps))
+            choice = Categorical(action)
+            action = choice.sample() if explore else choice.mode()
+        actions[:, -1] = action
+        return Acted(action, (observations, actions, returns, left, steps))
 
     def feedback(self, carry: Carry, reward: Tensor) -> Carry:
         """What was earned is no longer to be earned."""
@@ -240,8 +240,8 @@ class DT(Learner):
             action = F.one_hot(action, self.spec.action_dim).float()
         timestep = timestep.clamp(0, self.timesteps - 1)
         returns = return_to_go / self.cfg.return_scale
-        found: Tensor = self.policy(self.normalize(obs).flatten(2), action, returns, timestep, mask, dropout)
-        return found
+        predicted: Tensor = self.policy(self.normalize(obs).flatten(2), action, returns, timestep, mask, dropout)
+        return predicted
 
     def update(self, batch: Windows) -> Metrics:
         rise = warmup(self.updates, self.cfg.warmup_updates)  # besides the schedule's multiplier
@@ -257,9 +257,11 @@ class DT(Learner):
         return metrics
 
     def _loss(self, batch: Windows) -> tuple[Tensor, Metrics]:
-        found = self.predict(batch.obs, batch.action, batch.return_to_go, batch.timestep, batch.mask, self.cfg.dropout)
+        predicted = self.predict(
+            batch.obs, batch.action, batch.return_to_go, batch.timestep, batch.mask, self.cfg.dropout
+        )
         if self.spec.discrete:
-            error = F.cross_entropy(found.transpose(1, 2), batch.action, reduction="none")
+            error = F.cross_entropy(predicted.transpose(1, 2), batch.action, reduction="none")
         else:
-            error = (found - batch.action).square().mean(-1)
+            error = (predicted - batch.action).square().mean(-1)
         return dt_loss(error, batch.mask)

@@ -1,12 +1,13 @@
-"""PPO (Schulman et al., 2017), arXiv:1707.06347, with the details of Huang et al. (2022) that decide.
+"""PPO (Schulman et al., 2017), arXiv:1707.06347, with the details of Huang et al. (2022) that matter.
 
     ratio    rho = pi(a|s) / pi_old(a|s)
     policy   max E[min(rho A, clip(rho, 1 - eps, 1 + eps) A)] + entropy_coef * H(pi(.|s)),  A by GAE
     value    min (V(s) - R)^2,  R = A + V_old(s)
 
 Box actions are drawn from a Gaussian with a state-independent std and scored as drawn: the env layer clips them on
-their way into the env, the log-probability never knows. Values and log-probabilities of a rollout are computed here, in
-one batch, with the policy that collected it. A truncated episode bootstraps from the value of its final observation.
+their way into the env, and log-probabilities are of the unclipped ones. Values and log-probabilities of a rollout are
+computed here, in one batch, with the policy that collected it. A truncated episode bootstraps from the value of its
+final observation.
 
 Deviations: observation statistics move between rollouts, not within them, so that acting and learning see the same
 numbers; advantages are divided by the population std, so that a minibatch of one row gives zero and not nan.
@@ -53,7 +54,7 @@ class PPOConfig(ActorCriticConfig):
     activation: str = "tanh"
     gae_lambda: float = number(0.95, least=0, most=1)
     clip_range: float = number(0.2, above=0)  # how far the ratio may move before its gradient stops
-    clip_range_value: float | None = number(None, above=0)  # the same for values, in units of the return; None: none
+    clip_range_value: float | None = number(None, above=0)  # the same for values, in units of the return; None: off
     normalize_advantage: bool = True  # per minibatch
     entropy_coef: float = 0.0
     value_coef: float = number(0.5, least=0)

@@ -29,7 +29,7 @@ from rlx.errors import require
 from rlx.fields import check_numbers, number
 from rlx.learner import Actor, ActorCriticConfig, Learner
 from rlx.losses import approximate_kl, explained_variance, standardized
-from rlx.nn import OBS_CLIP, ActionHead, Adam, StateValue, running_moments
+from rlx.nn import OBS_CLIP, ActionHead, Adam, StateValue, clipped_surrogate, running_moments, value_error
 from rlx.nn.encoders import EncoderFactory
 from rlx.nn.recurrent import LSTM, State, Stretches, stretches
 from rlx.returns import gae
@@ -57,22 +57,6 @@ class PPOLSTMConfig(ActorCriticConfig):
     max_grad_norm: float = number(0.5, above=0, read_once=True)  # of all networks together
     target_kl: float | None = number(None, above=0)  # stop once KL(old | new) of a minibatch exceeds 1.5 times this
     log_std_init: float | None = None  # of box actions scaled to [-1, 1]; None: a std of 1 in the env's units, or less
-
-
-def surrogate_loss(log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, clip_range: float) -> Tensor:
-    """-E[min(rho A, clip(rho, 1 - eps, 1 + eps) A)]."""
-    ratio = (log_prob - old_log_prob).exp()
-    clipped = ratio.clamp(1.0 - clip_range, 1.0 + clip_range)
-    return -torch.minimum(ratio * advantage, clipped * advantage).mean()
-
-
-def value_loss(value: Tensor, old_value: Tensor, returns: Tensor, clip_range: float | None) -> Tensor:
-    """Mean squared error; with a clip range, of the worse of V and V kept near its old value."""
-    error = (value - returns).square()
-    if clip_range is not None:
-        near = old_value + (value - old_value).clamp(-clip_range, clip_range)
-        error = torch.maximum(error, (near - returns).square())
-    return error.mean()
 
 
 class Experience(NamedTuple):
@@ -218,13 +202,13 @@ class PPOLSTM(Learner):
         self, seen: Tensor, valued: Tensor, action: Tensor, old_log_prob: Tensor, old_value: Tensor,
         advantage: Tensor, returns: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-        """The loss of the rows of a minibatch; surrogate, error of the value and KL for those who watch."""
+        """The loss of the rows of a minibatch; surrogate, error of the value and KL as well."""
         cfg, actions = self.cfg, self.policy(seen)
         log_prob = actions.log_prob(action)
         if cfg.normalize_advantage:
             advantage = standardized(advantage)
-        surrogate = surrogate_loss(log_prob, old_log_prob, advantage, cfg.clip_range)
-        error = value_loss(self.critic(valued), old_value, returns, cfg.clip_range_value)
+        surrogate = clipped_surrogate(log_prob, old_log_prob, advantage, cfg.clip_range)
+        error = value_error(self.critic(valued), old_value, returns, cfg.clip_range_value)
         loss = surrogate + cfg.value_coef * error - cfg.entropy_coef * actions.entropy().mean()
         return loss, surrogate.detach(), error.detach(), approximate_kl(log_prob.detach(), old_log_prob)
 

@@ -5,7 +5,7 @@
     actor        min alpha * log pi(a|s) - min_i Q_i(s, a),  a ~ pi(s)
     temperature  min -log(alpha) * (log pi(a|s) + target entropy)
 
-n-step returns need no word here: a batch brings its summed reward and its discount gamma**n.
+n-step returns need no special handling: a batch holds its summed reward and its discount gamma**n.
 Deviation: the temperature's loss is linear in log(alpha), not in alpha; Adam makes little difference between them.
 """
 

@@ -83,13 +83,13 @@ class CallbackBus:
             try:
                 handler(trainer, *args)
             except (Exception, SystemExit) as error:
-                told = f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else str(error)
+                reason = f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else str(error)
                 if callback.critical and event != "run_failed":
                     if isinstance(error, SystemExit):
-                        raise RunFailed(f"{name} called {told} in on_{event}. {trainer.way_on()}") from error
+                        raise RunFailed(f"{name} called {reason} in on_{event}. {trainer.how_to_resume()}") from error
                     raise
                 what_now = "the run has ended" if event == "run_failed" else "the run goes on"
-                log.warning("%s failed and is switched off; %s: %s", name, what_now, told)
+                log.warning("%s failed and is switched off; %s: %s", name, what_now, reason)
                 del self.callbacks[name]
                 self._bind()
 

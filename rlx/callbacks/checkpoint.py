@@ -30,7 +30,7 @@ class Checkpoint(Callback):
         self.saved = False  # this process or an earlier one wrote a checkpoint at `last`
 
     def on_iteration(self, trainer: Trainer) -> None:
-        if crossed(self.last, trainer.state.steps, trainer.settings.checkpoint_interval):
+        if crossed(self.last, trainer.state.steps, trainer.plan.checkpoint_interval):
             self._save(trainer)
 
     def on_run_end(self, trainer: Trainer) -> None:

@@ -24,9 +24,7 @@ class EarlyStoppingConfig:
     _target_: str = "rlx.callbacks.early_stopping.EarlyStopping"
     metric: str = "eval/return_mean"  # any metric of a train or eval row
     mode: str = "max"  # "max": higher is better; "min": lower is better
-    patience: int | None = number(
-        10, least=1
-    )  # rows of this metric in a row without improvement; null: never for this reason
+    patience: int | None = number(10, least=1)  # rows of this metric in a row without improvement; null: no limit
     min_delta: float = 0.0  # an improvement has to be larger than this
     min_steps: int = 0  # rows before this step of the regime's clock neither count nor stop
     threshold: float | None = None  # stop as soon as the metric is at least (mode min: at most) this

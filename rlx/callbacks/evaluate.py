@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlx.callbacks import crossed
 from rlx.callbacks.bus import Callback
-from rlx.callbacks.metrics import INTERRUPTED
+from rlx.system import INTERRUPTED
 
 if TYPE_CHECKING:
     from rlx.trainers.trainer import Trainer
@@ -31,7 +31,7 @@ class Evaluate(Callback):
         self.last = 0  # steps at the last evaluation
 
     def on_iteration(self, trainer: Trainer) -> None:
-        if crossed(self.last, trainer.state.steps, trainer.settings.eval_interval):
+        if crossed(self.last, trainer.state.steps, trainer.plan.eval_interval):
             self._evaluate(trainer)
 
     def on_run_end(self, trainer: Trainer) -> None:
@@ -46,7 +46,7 @@ class Evaluate(Callback):
 
     def _evaluate(self, trainer: Trainer) -> None:
         self.last = trainer.state.steps
-        metrics = trainer.evaluate(trainer.settings.eval_episodes)
+        metrics = trainer.evaluate(trainer.plan.eval_episodes)
         score = metrics["eval/return_mean"]
         best = trainer.state.best
         improved = not math.isnan(score) and (best is None or score > best)

@@ -16,16 +16,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlx.callbacks import crossed
+from rlx.callbacks import crossed, refuse_memory
 from rlx.callbacks.bus import Callback
-from rlx.callbacks.metrics import INTERRUPTED
 from rlx.data.replay import DatasetReplay
 from rlx.errors import UserError
 from rlx.fields import number
-from rlx.learner import Learner
 from rlx.nn import Adam, Critic, polyak, target_of
 from rlx.returns import td_target
 from rlx.rng import seeded
+from rlx.system import INTERRUPTED
 from rlx.types import Spec
 
 if TYPE_CHECKING:
@@ -53,15 +52,6 @@ def as_input(action: Tensor, spec: Spec) -> Tensor:
     return torch.cat([F.one_hot(columns[:, i], n) for i, n in enumerate(spec.action_sizes)], dim=1).float()
 
 
-def refuse_memory(learner: Learner, callback: str) -> None:
-    """Refuse a policy whose action does not follow from a single observation."""
-    if learner.actor.remembers:
-        raise UserError(
-            f"callbacks.{callback} asks the policy about single observations and the policy of algo={learner.cfg.name} "
-            f"remembers those before; remove it (~callbacks.{callback})."
-        )
-
-
 class FittedQ(Callback):
     """Logs `fqe/value` and the discounted return of the data beside it."""
 
@@ -82,7 +72,7 @@ class FittedQ(Callback):
             )
 
     def on_iteration(self, trainer: Trainer) -> None:
-        if crossed(self.last, trainer.state.steps, trainer.settings.eval_interval):
+        if crossed(self.last, trainer.state.steps, trainer.plan.eval_interval):
             self._log(trainer)
 
     def on_run_end(self, trainer: Trainer) -> None:

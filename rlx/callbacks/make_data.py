@@ -30,7 +30,6 @@ from omegaconf import OmegaConf
 
 from rlx.agent import LearnerAgent
 from rlx.callbacks.bus import Callback
-from rlx.callbacks.metrics import INTERRUPTED
 from rlx.config import PYTHON, as_written
 from rlx.data.collect import collect_episodes, episodes_of_rows
 from rlx.data.minari import Episode, load_episodes, minari_root, write_minari
@@ -39,7 +38,9 @@ from rlx.envs.factory import make_vector_env
 from rlx.errors import UserError
 from rlx.fields import check_numbers, number
 from rlx.files import read_bounded, write_atomically
+from rlx.reporting import counted
 from rlx.rng import seeded
+from rlx.system import INTERRUPTED
 
 if TYPE_CHECKING:
     from rlx.trainers.trainer import Trainer
@@ -77,7 +78,7 @@ class MakeData(Callback):
     def __init__(self, cfg: MakeDataConfig):
         if not cfg.prefix:
             raise UserError(
-                "callbacks.make_data.prefix is empty; give the beginning of the dataset ids, as rlx/hopper."
+                "callbacks.make_data.prefix is empty; give the beginning of the dataset ids, for example rlx/hopper."
             )
         if not re.fullmatch(r"[\w-]+(/[\w-]+)*", cfg.prefix):
             raise UserError(
@@ -104,7 +105,7 @@ class MakeData(Callback):
         if not trainer.reward.identity:
             raise UserError(
                 "callbacks.make_data writes the replay, which holds rewards after the reward transform, and a dataset "
-                "is to hold the env's own; use reward=identity, and transform when the data are learned from."
+                "is to hold the env's own; use reward=identity, and transform rewards in runs that learn from the data."
             )
         file = trainer.run_dir / MARK
         self.mark = _read_mark(file) or f"run {uuid.uuid4().hex}"
@@ -113,12 +114,12 @@ class MakeData(Callback):
             folder = self._folder(name)
             if folder.exists() and not self._is_own(folder):
                 raise UserError(
-                    f"The dataset {self._id(name)} exists already and is not of this run; delete it, or set "
-                    "callbacks.make_data.prefix."
+                    f"The dataset {self._id(name)} exists already and was not written by this run; delete it, or set "
+                    "another callbacks.make_data.prefix."
                 )
 
     def on_run_start(self, trainer: Trainer) -> None:
-        # before the first set, so that a kill leaves none without it
+        # before the first set, so that none is left without it if the run is killed
         write_atomically(trainer.run_dir / MARK, self.mark.encode())
 
     def on_evaluated(self, trainer: Trainer, metrics: dict[str, float]) -> None:
@@ -133,7 +134,9 @@ class MakeData(Callback):
             return
         if not self.medium:
             best = trainer.state.best
-            log.warning("No evaluation reached %s (the best was %s); no data was made.", self.cfg.medium_return, best)
+            log.warning(
+                "No evaluation reached %s (the best was %s); no data was written.", self.cfg.medium_return, best
+            )
             return
         expert = self._roll_out(trainer, seed=2)
         self._write(trainer, "expert", expert)
@@ -183,5 +186,5 @@ class MakeData(Callback):
             with tempfile.TemporaryDirectory(prefix=".rlx-", dir=root) as beside:
                 os.rename(folder, Path(beside) / folder.name)  # at once: half a set would be nobody's
         write_minari(self._id(name), episodes, env_id, root, algorithm=algorithm, description=text)
-        log.info("%s: %d episodes, return %.1f +- %.1f",
-                 self._id(name), len(episodes), np.mean(returns), np.std(returns))  # fmt: skip
+        log.info("%s: %s, return %.1f +- %.1f", self._id(name), counted(len(episodes), "episode"),
+                 np.mean(returns), np.std(returns))  # fmt: skip

@@ -1,6 +1,6 @@
 """Train rows: means of what learners and episodes reported since the last row.
 
-A row depends on counters and values alone, never on the clock of the wall, and pending values are part of the
+A row depends on counters and values alone, never on wall-clock time, and pending values are part of the
 checkpoint: a resumed run writes the rows of the uninterrupted one, bit for bit.
 """
 
@@ -16,12 +16,11 @@ from torch import Tensor
 from rlx.callbacks import crossed
 from rlx.callbacks.bus import Callback
 from rlx.callbacks.schedule import Schedules
+from rlx.system import INTERRUPTED
 from rlx.types import Metrics
 
 if TYPE_CHECKING:
     from rlx.trainers.trainer import Trainer
-
-INTERRUPTED = ("interrupted", "terminated")  # stop reasons after which a resume goes on in the middle of things
 
 
 @dataclass
@@ -65,7 +64,7 @@ class TrainMetrics(Callback):
             self._add("train/return_transformed_mean", info["transformed_return"])
 
     def on_iteration(self, trainer: Trainer) -> None:
-        if crossed(self.last, trainer.state.steps, trainer.settings.log_interval):
+        if crossed(self.last, trainer.state.steps, trainer.plan.log_interval):
             self._write(trainer)
 
     def on_run_end(self, trainer: Trainer) -> None:

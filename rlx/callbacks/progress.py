@@ -138,7 +138,7 @@ class Progress(Callback):
         self.phase = phase
         self._worked = time.monotonic()
         self._since, self._evaluating = (self._worked, trainer.state.steps, trainer.state.updates), 0.0
-        rules = trainer.settings.phases.get(phase)
+        rules = trainer.plan.phases.get(phase)
         self._random = rules is not None and rules.collect > 0 and not rules.on_policy
 
     def _text(self, trainer: Trainer) -> str:
@@ -167,22 +167,22 @@ class Progress(Callback):
         left, later = max(0, trainer.total_steps - state.steps), self._later_steps(trainer)
         here = max(0, left - later)
         per_step, per_update = seconds / (state.steps - steps), seconds / max(1, state.updates - updates)
-        phases = trainer.settings.phases
+        phases = trainer.plan.phases
         ratio = max((p.updates_per_step for name, p in phases.items() if name in self._later(trainer)), default=1.0)
-        evaluations = left // trainer.settings.eval_interval if trainer.settings.eval_interval else 0
+        evaluations = left // trainer.plan.eval_interval if trainer.plan.eval_interval else 0
         mean = sum(self._evaluations) / len(self._evaluations) if self._evaluations else 0.0
         return here * per_step + min(left, later) * ratio * per_update + evaluations * mean
 
     def _later(self, trainer: Trainer) -> list[str]:
         """The phases after this one."""
-        names = list(trainer.settings.phases)
+        names = list(trainer.plan.phases)
         return names[names.index(self.phase) + 1 :] if self.phase in names else []
 
     def _later_steps(self, trainer: Trainer) -> int:
         """Steps of the phases after this one, as far as they are known."""
         steps, later = 0, self._later(trainer)
-        for phase in (trainer.settings.phases[name] for name in later):
-            limits = (phase.updates, None) if phase.collect == 0 else (phase.env_steps, trainer.settings.max_env_steps)
+        for phase in (trainer.plan.phases[name] for name in later):
+            limits = (phase.updates, None) if phase.collect == 0 else (phase.env_steps, trainer.plan.max_env_steps)
             steps += next((x for x in limits if x is not None), 0)
         return steps
 

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from rlx.callbacks import crossed
+from rlx.callbacks import crossed, refuse_memory
 from rlx.callbacks.bus import Callback
-from rlx.callbacks.fitted_q import refuse_memory
 from rlx.data.replay import DatasetReplay
 from rlx.errors import UserError
 from rlx.fields import number
@@ -67,7 +66,7 @@ class QValues(Callback):
         trainer.prior.load_state(before)
 
     def on_iteration(self, trainer: Trainer) -> None:
-        if crossed(self.last, trainer.state.steps, trainer.settings.eval_interval):
+        if crossed(self.last, trainer.state.steps, trainer.plan.eval_interval):
             self.last = trainer.state.steps
             trainer.log("eval", self.measure(trainer))
 
@@ -88,11 +87,11 @@ class QValues(Callback):
             q_policy = learner.critic(seen.obs, action)
             next_value = learner.critic(seen.next_obs, next_action).mean(0)
         y = td_target(batch.reward, batch.discount, batch.terminated, next_value)
-        found = {
+        metrics = {
             "q_data/mean": q.mean(),
             "q_data/policy_mean": q_policy.mean(),
             "q_data/gap": q_policy.mean() - q.mean(),
             "q_data/spread": q.std(0, unbiased=False).mean(),
             "q_data/td_error": (y - q.mean(0)).abs().mean(),
         }
-        return {name: float(value) for name, value in found.items()}
+        return {name: float(value) for name, value in metrics.items()}

@@ -44,7 +44,7 @@ def moves(config: Any) -> list[str]:
 
 def mixing_phases(trainer: Trainer) -> list[Phase]:
     """The phases whose batches may be mixed from a dataset and what the run collects."""
-    phases = trainer.settings.phases.values()
+    phases = trainer.plan.phases.values()
     return [p for p in phases if p.collect > 0 and not p.on_policy] if trainer.prior is not None else []
 
 
@@ -52,7 +52,7 @@ def movable(trainer: Trainer) -> dict[str, list[Any]]:
     """What a schedule can move, by the name of its target: the configs that hold it."""
     cfg, mixing = trainer.learner.cfg, mixing_phases(trainer)
     owners: dict[str, list[Any]] = {name: [cfg] for name in moves(cfg)}
-    if any(phase.on_policy for phase in trainer.settings.phases.values()):
+    if any(phase.on_policy for phase in trainer.plan.phases.values()):
         owners.pop("batch_size", None)  # a rollout is one batch
     if mixing:
         owners |= dict.fromkeys(moves(mixing[0]), mixing)
@@ -71,8 +71,8 @@ def find_owners(trainer: Trainer, name: str) -> list[Any]:
             f"schedule.targets.{name} is a learning rate, and the schedule itself multiplies all of them: set "
             f"schedule=linear or schedule.kind, schedule.start and schedule.end instead; what {can}"
         )
-    phases = trainer.settings.phases.values()
-    if any(name in numeric_fields(config) for config in (trainer.learner.cfg, trainer.settings, *phases)):
+    phases = trainer.plan.phases.values()
+    if any(name in numeric_fields(config) for config in (trainer.learner.cfg, trainer.plan, *phases)):
         raise UserError(
             f"schedule.targets.{name} is not read again once the run has begun, so no schedule can move it; what {can}"
         )

@@ -17,6 +17,7 @@ from rlx.config.trust import class_of
 from rlx.errors import UserError, require, shown
 from rlx.fields import check_numbers
 from rlx.learner import Learner, check_algo
+from rlx.reporting import counted
 from rlx.schedules import MIXTURE
 from rlx.system import AUTO
 from rlx.types import Spec
@@ -143,9 +144,9 @@ def check_phases(cfg: DictConfig) -> None:
         return  # nothing is collected
     if limit is not None and before and limit <= before:
         raise UserError(
-            f"trainer.max_updates={limit} ends the run before it goes online, after {before} updates on the dataset; "
-            "give more, use trainer.max_env_steps as the budget (trainer.max_updates=null), or learn from the dataset "
-            "alone with trainer=offline."
+            f"trainer.max_updates={limit} ends the run before it goes online, after {counted(before, 'update')} on the "
+            "dataset; give more, use trainer.max_env_steps as the budget (trainer.max_updates=null), or learn from the "
+            "dataset alone with trainer=offline."
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlx.choices import choices
 from rlx.config.overrides import parse_override
-from rlx.errors import UserError, nearest
+from rlx.errors import UserError, nearest, shown
 from rlx.paths import conf_dir
 
 LISTS = ("callbacks", "logger")  # groups of which several choices can be taken
@@ -143,14 +143,14 @@ def unknown_choice(group: str, word: str, names: Sequence[str]) -> str:
 
 def _choice(text: str, folders: Sequence[Path]) -> str | None:
     """A choice that a file asks for, or a group that there is not."""
-    found = re.search(r"Could not find '([\w/]+)/([^'/]+)'", text)
-    if found:
-        names = choices(found.group(1), folders)
+    match = re.search(r"Could not find '([\w/]+)/([^'/]+)'", text)
+    if match:
+        names = choices(match.group(1), folders)
         if names:
-            return unknown_choice(found.group(1), found.group(2), names)
-    found = re.search(r"Could not override '([\w@./]+)'\.\s*\n?No match in the defaults list", text)
-    if found:
-        group = found.group(1)
+            return unknown_choice(match.group(1), match.group(2), names)
+    match = re.search(r"Could not override '([\w@./]+)'\.\s*\n?No match in the defaults list", text)
+    if match:
+        group = match.group(1)
         guess = nearest(group, [p.name for p in conf_dir().iterdir() if p.is_dir()])
         return f"There is no config group {group!r}" + (f"; did you mean {guess}=...?" if guess else ".")
     return None
@@ -158,10 +158,10 @@ def _choice(text: str, folders: Sequence[Path]) -> str | None:
 
 def _key(text: str, chain: list[BaseException], keys: Collection[str]) -> str | None:
     """`algo.lrr=1`: no such key in the schema."""
-    found = re.search(r"Key '([^']+)' (?:not in '(\w+)'|is not in struct)", text)
-    if not found:
+    match = re.search(r"Key '([^']+)' (?:not in '(\w+)'|is not in struct)", text)
+    if not match:
         return None
-    key, schema = found.groups()
+    key, schema = match.groups()
     known = _fields_of(chain)
     full = re.search(r"Could not override '([^']+)'", text) or re.search(r"full_key: (\S+)", text)
     name = full.group(1) if full else key
@@ -197,42 +197,36 @@ def _value(text: str, chain: list[BaseException]) -> str | None:
     """`trainer.max_env_steps=abc`: a value of the wrong type."""
     at = re.search(r"full_key: (\S+)", text)
     name = at.group(1) if at else "a key"
-    found = re.search(r"Value '(.*)' of type '(\w+)' could not be converted to (\w+)", text, re.DOTALL)
-    if found:
-        value, _, wanted = found.groups()
+    match = re.search(r"Value '(.*)' of type '(\w+)' could not be converted to (\w+)", text, re.DOTALL)
+    if match:
+        value, _, wanted = match.groups()
         kinds: list[Any] = [getattr(e, "object_type", None) for e in chain]
         schema = next((str(kind.__name__) for kind in kinds if isinstance(kind, type) and is_dataclass(kind)), None)
         kind = {"Integer": "an integer", "Float": "a number", "Boolean": "true or false"}.get(wanted, wanted)
         return f"{name}={value} has the wrong type{f' for {schema}' if schema else ''}: expected {kind}."
-    found = re.search(r"Value '(.*)' is not a valid bool", text)
-    if found:
-        return f"{name}={found.group(1)} has the wrong type: expected true or false."
-    found = re.search(r"Error merging override ([^=\s]+)=(.*)\n", text)
-    if found and "ListConfig" in text:
-        return f"{found.group(1)}={found.group(2)} has the wrong type: expected a list, such as [64,64]."
-    found = re.search(r"Invalid value '(.*)', expected one of \[(.*)\]", text)
-    if found:
-        return f"Unknown value {name}={found.group(1)}. Choices: {found.group(2)}."
+    match = re.search(r"Value '(.*)' is not a valid bool", text)
+    if match:
+        return f"{name}={match.group(1)} has the wrong type: expected true or false."
+    match = re.search(r"Error merging override ([^=\s]+)=(.*)\n", text)
+    if match and "ListConfig" in text:
+        return f"{match.group(1)}={match.group(2)} has the wrong type: expected a list, such as [64,64]."
+    match = re.search(r"Invalid value '(.*)', expected one of \[(.*)\]", text)
+    if match:
+        return f"Unknown value {name}={match.group(1)}. Choices: {match.group(2)}."
     return None
 
 
 def _sweep(text: str) -> str | None:
     """`seed=1,2` without -m."""
-    found = re.search(r"Ambiguous value for argument '([^'=]+)=(.*)'\n", text)
-    if not found:
+    match = re.search(r"Ambiguous value for argument '([^'=]+)=(.*)'\n", text)
+    if not match:
         return None
-    key, value = found.groups()
+    key, value = match.groups()
     return f"{key}={value} gives several values; add -m for a sweep over them (a list is written [{value}])."
 
 
 def _plain(text: str, overrides: Sequence[str]) -> str:
     """Anything else: its first line, and what it was about."""
     first = next((line.strip() for line in text.splitlines() if line.strip()), "unknown error")
-    given = " ".join(overrides).replace("\n", " ")
-    return (
-        f"The configuration does not compose ({_short(first.rstrip('.'))}); given: {_short(given) or 'no overrides'}."
-    )
-
-
-def _short(text: str, limit: int = 300) -> str:
-    return text if len(text) <= limit else f"{text[:limit]}..."
+    given = shown(" ".join(overrides), 300) or "no overrides"
+    return f"The configuration does not compose ({shown(first.rstrip('.'), 300)}); given: {given}."

@@ -30,21 +30,21 @@ def references(text: str, trust: Sequence[str] = ()) -> list[str] | None:
         return []
     if "\\" in text:  # an escaped interpolation may be resolved later
         return None
-    found = []
+    keys = []
     for part in text.split("${")[1:]:
         match = REFERENCE.match(part)
         if match is None:
             return None
         if match["key"]:
-            found.append(match["key"])
+            keys.append(match["key"])
         elif match["resolver"] not in (*RESOLVERS, *trust):
             return None
         elif match["resolver"] == "oc.select":
             key = re.match(rf"\s*({KEY})\s*[,}}]", part[match.end() :])
             if key is None:
                 return None
-            found.append(key[1])
-    return found
+            keys.append(key[1])
+    return keys
 
 
 def check_reach(

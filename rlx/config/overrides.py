@@ -75,13 +75,13 @@ def _dict_key(key: Any) -> str:
 
 def field_kinds(schemas: Mapping[str, type], root: type) -> dict[str, dict[str, str]]:
     """Which fields are integers, and which are lists of them, wherever all schemas of a group agree."""
-    found: dict[str, dict[str, set[str]]] = {}
+    seen: dict[str, dict[str, set[str]]] = {}
 
     def look(group: str, cls: type) -> None:
         hints = get_type_hints(cls)
         for f in fields(cls):
             hint = hints[f.name]
-            found.setdefault(group, {}).setdefault(f.name, set()).add(_kind(hint))
+            seen.setdefault(group, {}).setdefault(f.name, set()).add(_kind(hint))
             for inner in get_args(hint):  # dict[str, Phase]
                 if is_dataclass(inner) and isinstance(inner, type):
                     look(group, inner)
@@ -91,7 +91,7 @@ def field_kinds(schemas: Mapping[str, type], root: type) -> dict[str, dict[str, 
         look(name.partition("/")[0], cls)
     return {
         group: {name: next(iter(kinds)) for name, kinds in names.items() if len(kinds) == 1}
-        for group, names in found.items()
+        for group, names in seen.items()
     }
 
 
@@ -171,8 +171,8 @@ def with_config_dir(overrides: Sequence[str], folder: str | Path | None) -> list
 
 def take_trust(arguments: list[str]) -> tuple[str, ...]:
     """Remove trust=[a,b] from the arguments; what it names."""
-    found: list[str] = []
+    modules: list[str] = []
     for argument in [a for a in arguments if a.startswith("trust=")]:
         arguments.remove(argument)
-        found += [m.strip() for m in argument.removeprefix("trust=").strip("[]").split(",") if m.strip()]
-    return tuple(found)
+        modules += [m.strip() for m in argument.removeprefix("trust=").strip("[]").split(",") if m.strip()]
+    return tuple(modules)

@@ -48,14 +48,16 @@ def read_config(folder: Path) -> str:
 def load_config(
     text: str, overrides: Sequence[str] = (), trust: Sequence[str] = (), use: Sequence[str] | None = None
 ) -> DictConfig:
-    """A config as it was saved, with values overridden; whom the file trusts does not count.
+    """A config as it was saved, with values overridden; `trust` in the file itself is ignored.
 
     `use` names the groups that the caller is going to read, if not all: only these have to stay within the config.
     """
     register()
     values = parse(text)
     if not isinstance(values, dict) or not all(isinstance(values.get(group), dict) for group in REQUIRED):
-        raise UserError(f"The saved config is not whole; it needs {', '.join(REQUIRED)}. Restore it from a checkpoint.")
+        raise UserError(
+            f"The saved config is incomplete: it needs {', '.join(REQUIRED)}. Restore it from a checkpoint."
+        )
     values = {**values, "trust": list(trust)}
     _complete_phases(values["trainer"])
     try:
@@ -63,7 +65,7 @@ def load_config(
         replaced = _replaced(changes)
         used = [key for key in values if use is None or key in use]
         check_reach(values, used, replaced, trust)
-        cfg = typed(values, trust)
+        cfg = with_schemas(values, trust)
         OmegaConf.set_struct(cfg, True)
         for override in changes:
             key = override.key_or_group
@@ -97,7 +99,7 @@ def _complete_phases(trainer: dict[str, Any]) -> None:
             phase.setdefault("min_buffer_size", "${trainer.min_buffer_size}")
 
 
-def typed(values: dict[str, Any], trust: Sequence[str] = ()) -> DictConfig:
+def with_schemas(values: dict[str, Any], trust: Sequence[str] = ()) -> DictConfig:
     """A config read from a file, with its schemas attached again.
 
     The file is data: a `_target_` is accepted only if it is the one of a schema of its group, or trusted by the caller.
@@ -107,7 +109,7 @@ def typed(values: dict[str, Any], trust: Sequence[str] = ()) -> DictConfig:
         node = parts.get(group)
         if group in ("callbacks", "logger"):
             if not isinstance(node, dict | None):
-                raise UserError(f"The saved config has {group}={shown(node)}; expected names with what each one is.")
+                raise UserError(f"The saved config has {group}={shown(node)}; expected a mapping from names to parts.")
             nodes = {} if node is None else node
             parts[group] = {name: _part(n, group, f"{group}.{shown(name)}", trust) for name, n in nodes.items()}
         else:
@@ -123,6 +125,9 @@ REPLAY = "rlx.data.replay.Replay"
 FORMER: dict[str, dict[str, Any]] = {  # `_target_` until 0.1 -> what says the same today
     "rlx.data.prioritized.PrioritizedReplay": {"_target_": REPLAY, "prioritized": True},
     "rlx.data.hindsight.HindsightReplay": {"_target_": REPLAY, "hindsight": True},
+    "rlx.data.arrays.load_in_memory": {"_target_": "rlx.data.sources.load_in_memory"},
+    "rlx.data.minari.load_minari": {"_target_": "rlx.data.sources.load_minari"},
+    "rlx.data.mixing.load_mix": {"_target_": "rlx.data.sources.load_mix"},
 }
 
 
@@ -136,13 +141,13 @@ def _part(node: Any, group: str, place: str, trust: Sequence[str]) -> Any:
     if node is None and group not in REQUIRED:
         return None
     if not isinstance(node, dict) or not isinstance(node.get("_target_"), str):
-        raise _stranger(node.get("_target_") if isinstance(node, dict) else node, place)
+        raise _unknown_target(node.get("_target_") if isinstance(node, dict) else node, place)
     node = current_names(node)
     target, children = node["_target_"], dict(node)
     schema = targets()[group].get(target)
     if schema is None:
         if not is_users_own(target, trust):
-            raise _stranger(target, place)
+            raise _unknown_target(target, place)
         fits = (cls for cls in targets()[group].values() if {f.name for f in fields(cls)} == set(node))
         schema = next(fits, None) if len(node) > 1 else None  # a class of the user's in the place of one of ours
     if group == "dataset" and isinstance(node.get("sources"), dict):
@@ -167,15 +172,15 @@ def _check_wrappers(wrappers: Any, place: str, trust: Sequence[str]) -> None:
         if target is None and not isinstance(node, dict):
             continue
         if plain_wrapper(str(target)) not in WRAPPERS and not is_users_own(str(target), trust):
-            raise _stranger(target, f"{place}.{shown(name)}")
+            raise _unknown_target(target, f"{place}.{shown(name)}")
         for key, value in node.items() if isinstance(node, dict) else ():
             _refuse_targets(value, f"{place}.{shown(name)}.{shown(key)}", trust)
 
 
-def _stranger(target: Any, place: str) -> UserError:
+def _unknown_target(target: Any, place: str) -> UserError:
     return UserError(
-        f"The saved config asks for {shown(target)} as {place}, which is no such part of rlx; add trust=[MODULE] if it "
-        "is a class of yours."
+        f"The saved config asks for {shown(target)} as {place}, which rlx does not have there; add trust=[MODULE] if "
+        "it is a class of yours."
     )
 
 
@@ -184,7 +189,7 @@ def _refuse_targets(value: Any, place: str, trust: Sequence[str]) -> None:
     if isinstance(value, dict):
         target = value.get("_target_")
         if target is not None and not is_users_own(str(target), trust):
-            raise _stranger(target, place)
+            raise _unknown_target(target, place)
     children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for name, child in children:
         _refuse_targets(child, f"{place}.{shown(name)}", trust)
@@ -192,14 +197,14 @@ def _refuse_targets(value: Any, place: str, trust: Sequence[str]) -> None:
 
 def _replaced(changes: Sequence[Any]) -> list[str]:
     """The keys of a saved config of which nothing is left once the user's overrides are in."""
-    found: list[str] = []
+    keys: list[str] = []
     for change in changes:
         value = None if change.is_delete() else change.value()
         if isinstance(value, dict):  # it is merged into what is there
-            found += [f"{change.key_or_group}.{key}" for key, _ in leaves(value)]
+            keys += [f"{change.key_or_group}.{key}" for key, _ in leaves(value)]
         else:
-            found.append(str(change.key_or_group))
-    return found
+            keys.append(str(change.key_or_group))
+    return keys
 
 
 def _remove(cfg: DictConfig, key: str) -> None:
@@ -257,16 +262,16 @@ def _check_root(node: Any, place: str, replaced: Sequence[str]) -> None:
 def loggers(cfg: DictConfig) -> dict[str, Any]:
     """The nodes of the loggers; names in them stay as they were typed where they reach beyond the config."""
     text = as_written(cfg)
-    found = {}
+    nodes = {}
     for name, node in (cfg.logger or {}).items():
-        found[str(name)] = copied = copy.deepcopy(node)
+        nodes[str(name)] = copied = copy.deepcopy(node)
         if isinstance(node, DictConfig):
             values: Any = OmegaConf.to_container(text.logger[name], resolve=True)
             for key, value in values.items():
                 is_name = not isinstance(node[key], int | float)  # numbers are shown nowhere
                 if is_name and any("${" in str(leaf) for _, leaf in leaves(value)):
                     copied[key] = escaped(value)
-    return found
+    return nodes
 
 
 # -- resuming --------------------------------------------------------------------------------------------------------

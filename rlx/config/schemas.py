@@ -26,7 +26,7 @@ from rlx.learner import Learner
 GROUPS = {
     "algo": ("rlx.algos",),
     "env": ("rlx.envs.factory",),
-    "dataset": ("rlx.data.sources", "rlx.data.minari", "rlx.data.mixing", "rlx.data.arrays"),
+    "dataset": ("rlx.data.sources",),
     "replay": ("rlx.data.replay",),
     "encoder": ("rlx.nn.encoders",),
     "reward": ("rlx.rewards",),
@@ -96,33 +96,33 @@ def _choice(cls: type) -> str:
 @functools.cache
 def schemas() -> dict[str, type]:
     """Every schema dataclass by its `group/name`."""
-    found: dict[str, type] = {}
+    by_name: dict[str, type] = {}
     for group, names in GROUPS.items():
         for module, cls in _schemas_in(names):
             name = module.__name__.rpartition(".")[2] if group == "algo" else _choice(cls)
-            found[f"{group}/{name}"] = cls
-    return found
+            by_name[f"{group}/{name}"] = cls
+    return by_name
 
 
 @functools.cache
 def targets() -> dict[str, dict[str, type]]:
     """By group, the schema of each `_target_`."""
-    found: dict[str, dict[str, type]] = {group: {} for group in GROUPS}
+    by_target: dict[str, dict[str, type]] = {group: {} for group in GROUPS}
     for name, cls in schemas().items():
-        found[name.partition("/")[0]].setdefault(cls()._target_, cls)
-    return found
+        by_target[name.partition("/")[0]].setdefault(cls()._target_, cls)
+    return by_target
 
 
 @functools.cache
 def learners() -> dict[str, type[Learner]]:
     """Every algorithm's learner class by the name of its YAML."""
-    found = {}
+    classes = {}
     for name, cls in schemas().items():
         group, _, algo = name.partition("/")
         if group == "algo":
             module, _, attribute = cls()._target_.rpartition(".")
-            found[algo] = getattr(importlib.import_module(module), attribute)
-    return found
+            classes[algo] = getattr(importlib.import_module(module), attribute)
+    return classes
 
 
 def open_dicts(cls: type) -> Any:

@@ -112,11 +112,11 @@ def module_names(trust: str | Sequence[str]) -> tuple[str, ...]:
 
 def env_modules(cfg: DictConfig) -> list[str]:
     """The modules that the envs of a config are in (`env.id=module:Id`), beyond those that are trusted already."""
-    found = []
+    modules = []
     for key, value in leaves(OmegaConf.to_container(cfg, resolve=True)):
         if f".{key}".endswith(".env.id") and ":" in str(value) and not str(value).startswith(PYTHON):
-            found.append(str(value).partition(":")[0])
-    return sorted({module for module in found if not trusted(module, cfg.trust)})
+            modules.append(str(value).partition(":")[0])
+    return sorted({module for module in modules if not trusted(module, cfg.trust)})
 
 
 def refuse_foreign_env(cfg: DictConfig, trust: tuple[str, ...]) -> None:

@@ -73,7 +73,7 @@ def _episode(tape: list[tuple[Any, ...]], last: ObsArray, seed: int) -> Episode:
 def episodes_of_rows(replay: Replay) -> list[Episode]:
     """What a replay holds, as episodes in env units; the running ones are cut. Rewards are as the learner saw them."""
     layout, spec = replay.layout, replay.layout.spec
-    found = []
+    episodes = []
     for lane in (replay.store.history(i) for i in range(replay.lanes)):
         parts = replay.store.take(lane)
         batch, truncated = layout.batch(*parts), layout.column(parts.rows, "truncated").numpy() > 0
@@ -83,8 +83,8 @@ def episodes_of_rows(replay: Replay) -> list[Episode]:
         action = unscaled(batch.action.numpy(), spec)
         for start, stop in itertools.pairwise(bounds):
             rows = slice(start, stop)
-            cut = truncated[rows].copy()
-            cut[-1] = not terminated[stop - 1]
+            ends = truncated[rows].copy()
+            ends[-1] = not terminated[stop - 1]
             obs = np.concatenate([batch.obs[rows].numpy(), batch.next_obs[stop - 1 : stop].numpy()])
-            found.append(Episode(obs, action[rows], batch.reward[rows].numpy(), terminated[rows], cut))
-    return found
+            episodes.append(Episode(obs, action[rows], batch.reward[rows].numpy(), terminated[rows], ends))
+    return episodes

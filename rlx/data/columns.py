@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rlx.errors import UserError, nearest
+from rlx.errors import UserError, nearest, shown
+from rlx.reporting import counted
 from rlx.system import available_memory
 
 Array = NDArray[Any]
@@ -61,11 +62,11 @@ class Columns(NamedTuple):
     truncated: Array  # [N] float32
     key_map: dict[str, str]  # key in the file -> column
     notes: tuple[str, ...]  # what was derived, in words
-    continues: Array | None = None  # [N] is next_obs the obs of the next row; None if there was no doubt
-    derived: bool = False  # was next_obs not in the file
-    shuffled: bool = False  # are the rows in no order
-    made_up: bool = False  # have terminated rows their own obs for next_obs
-    ends_only: bool = False  # does nothing tell terminal states from time limits
+    continues: Array | None = None  # [N] True where next_obs is the obs of the next row; None: not compared
+    derived: bool = False  # next_obs was not in the file
+    shuffled: bool = False  # the rows are not in order
+    made_up: bool = False  # terminated rows repeat their own obs as next_obs
+    ends_only: bool = False  # nothing tells terminal states from time limits
 
 
 class MappedColumn:
@@ -124,7 +125,7 @@ def assemble(
     try:
         return _assemble(keys, read, source, declared, claim, mmap)
     except MemoryError as error:
-        raise UserError(f"{source}: takes more memory than there is; use a smaller one.") from error
+        raise UserError(f"{source}: needs more memory than is available; use a smaller dataset.") from error
 
 
 def _assemble(
@@ -140,11 +141,11 @@ def _assemble(
     if declared is not None and claim is not None:
         sizes = {column: declared(name) for column, name in names.items()}
         claim(sum(math.prod(s) * d.itemsize for s, d in sizes.values()), memory_needed(sizes, mmap))
-    found = _read_columns(names, files, read)
-    obs, next_obs, reward = found["obs"], found.get("next_obs"), found["reward"]
+    arrays = _read_columns(names, files, read)
+    obs, next_obs, reward = arrays["obs"], arrays.get("next_obs"), arrays["reward"]
     if len(reward) == 0:
         raise UserError(f"{files['reward']} is empty: expected at least one transition.")
-    for column, array in found.items():
+    for column, array in arrays.items():
         if len(array) != len(reward) and (column != "obs" or next_obs is not None):
             raise UserError(f"{files[column]} has {len(array)} rows, expected {len(reward)} as in '{names['reward']}'.")
     if next_obs is not None and (next_obs.shape != obs.shape or next_obs.dtype != obs.dtype):
@@ -153,26 +154,26 @@ def _assemble(
             f"{obs.shape[1:]} and {obs.dtype} as in '{names['obs']}'."
         )
     notes: list[str] = []
-    ends = _marked_ends(found, len(reward))
-    ends_only = "terminated" not in found and "truncated" not in found
-    if "terminated" not in found and ends is not None:
-        found["terminated"] = np.where(ends & ~(found.get("truncated", 0 * reward) > 0), np.float32(1), np.float32(0))
+    ends = _marked_ends(arrays, len(reward))
+    ends_only = "terminated" not in arrays and "truncated" not in arrays
+    if "terminated" not in arrays and ends is not None:
+        arrays["terminated"] = np.where(ends & ~(arrays.get("truncated", 0 * reward) > 0), np.float32(1), np.float32(0))
         notes.append("no terminal flags: an episode that was not truncated counts as terminated")
-    terminated = found["terminated"]
-    flagged = terminated + found.get("truncated", 0) + (0 if ends is None else ends) > 0
+    terminated = arrays["terminated"]
+    flagged = terminated + arrays.get("truncated", 0) + (0 if ends is None else ends) > 0
     continues = None
     if next_obs is not None and (
-        ("truncated" not in found and ends is None) or _doubtful(obs, next_obs, terminated, flagged)
+        ("truncated" not in arrays and ends is None) or _doubtful(obs, next_obs, terminated, flagged)
     ):
         continues = compare_successors(obs, next_obs)
-    truncated = _close_episodes(continues, terminated, found.get("truncated"), ends, notes)
-    columns = (found["action"], reward, terminated, truncated)
+    truncated = _close_episodes(continues, terminated, arrays.get("truncated"), ends, notes)
+    columns = (arrays["action"], reward, terminated, truncated)
     derived = next_obs is None
     if next_obs is None:
         keep, here, there = _successors(len(obs), terminated, truncated, files["obs"], notes)
         obs, next_obs = take(obs, here), take(obs, there)
         columns = columns if keep is None else tuple(column[keep] for column in columns)  # type: ignore[assignment]
-    made_up = derived and len(found["obs"]) == len(found["reward"])
+    made_up = derived and len(arrays["obs"]) == len(arrays["reward"])
     action, reward, terminated, truncated = columns
     key_map = {name: column for column, name in names.items()}
     shuffled = continues is not None and bool(_shuffled(continues, flagged))
@@ -193,17 +194,17 @@ def _read_columns(names: dict[str, str], files: dict[str, str], read: Callable[[
     convert = {"obs": _observation, "next_obs": _observation, "action": _action, "reward": _scalars}
     convert |= {"ids": _numbers}
     order = sorted(names, key=list({**convert, **ALIASES}).index)  # the large ones first
-    found: dict[str, Any] = {}
+    columns: dict[str, Any] = {}
     with ThreadPoolExecutor(1) as pool:
         checks = []
         for column in order:
             array = _plain(read(names[column]), files[column])
-            found[column] = convert.get(column, _flags)(array, files[column])
-            if found[column].dtype.kind == "f":
-                checks.append(pool.submit(_finite, found[column], files[column]))
+            columns[column] = convert.get(column, _flags)(array, files[column])
+            if columns[column].dtype.kind == "f":
+                checks.append(pool.submit(_finite, columns[column], files[column]))
         for check in checks:
             check.result()
-    return found
+    return columns
 
 
 def memory_needed(sizes: dict[str, tuple[tuple[int, ...], np.dtype[Any]]], mmap: bool = False) -> int:
@@ -234,7 +235,7 @@ def claim_memory(source: str) -> Claim:
         if free is not None and needed - declared > free:
             raise UserError(
                 f"{source}: needs {(needed - declared) / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free; use a "
-                "smaller one."
+                "smaller dataset."
             )
 
     return claim
@@ -242,18 +243,18 @@ def claim_memory(source: str) -> Claim:
 
 def map_keys(keys: Collection[str], source: str) -> dict[str, str]:
     """Column -> the key that holds it; exactly one key for each, and the required ones present."""
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for column, aliases in ALIASES.items():
         present = [name for name in aliases if name in keys]
         if len(present) > 1:
             listed = " and ".join(f"'{name}'" for name in present)
             raise UserError(f"{source}: the keys {listed} both mean '{column}': expected one, so remove the others.")
         if present:
-            found[column] = present[0]
+            names[column] = present[0]
     for column in REQUIRED:
-        if column not in found and (column != "terminated" or not found.keys() & set(MARKERS)):
+        if column not in names and (column != "terminated" or not names.keys() & set(MARKERS)):
             raise UserError(_missing(column, keys, source))
-    return found
+    return names
 
 
 def _missing(column: str, keys: Collection[str], source: str) -> str:
@@ -265,17 +266,12 @@ def _missing(column: str, keys: Collection[str], source: str) -> str:
             "(or 'terminals' and 'timeouts'), so save those two instead."
         )
     aliases = ", ".join(f"'{name}'" for name in ALIASES[column])
-    some = [printable(str(key), 60) for key in itertools.islice(keys, 100 * LISTED)]  # a file may have a million
+    some = [shown(key, 60) for key in itertools.islice(keys, 100 * LISTED)]  # a file may have a million
     close = nearest(column, some)
     hint = f"; did you mean '{close}'" if close else ""
     return (
         f"{source}: no key for '{column}': expected one of {aliases}, found {', '.join(sorted(some)[:LISTED])}{hint}."
     )
-
-
-def printable(text: str, limit: int = 160) -> str:
-    """Text from a file, fit to stand in a sentence."""
-    return "".join(c if c.isprintable() else "?" for c in text[:limit])
 
 
 def chunks(column: Any) -> Iterator[slice]:
@@ -298,7 +294,7 @@ def plain_dtype(dtype: np.dtype[Any], where: str) -> None:
     if dtype.kind == "O":
         raise UserError(f"{where} is an object array: expected plain numbers, and objects are never unpickled.")
     if dtype.kind not in "fiub":
-        raise UserError(f"{where} has dtype {printable(str(dtype), 60)}: expected floats, integers or booleans.")
+        raise UserError(f"{where} has dtype {shown(dtype, 60)}: expected floats, integers or booleans.")
 
 
 def _plain(array: Any, where: str) -> Array:
@@ -307,7 +303,7 @@ def _plain(array: Any, where: str) -> Array:
         try:
             array = np.asarray(array)
         except (ValueError, TypeError, RuntimeError) as error:
-            raise UserError(f"{where} is not an array ({printable(str(error))}): expected plain numbers.") from error
+            raise UserError(f"{where} is not an array ({shown(error)}): expected plain numbers.") from error
     plain_dtype(array.dtype, where)
     if array.ndim == 0:
         raise UserError(f"{where} is a single number: expected one row per transition.")
@@ -381,16 +377,16 @@ def _finite(array: Any, where: str) -> None:
             raise UserError(f"{where} holds {value} in row {rows.start + odd[0][0]}: expected finite float32 numbers.")
 
 
-def _marked_ends(found: dict[str, Any], length: int) -> Array | None:
+def _marked_ends(arrays: dict[str, Any], length: int) -> Array | None:
     """[N] where the file's own markers end an episode; None if it has none."""
     ends = np.zeros(length, dtype=bool)
-    if "ends" in found:
-        ends |= found["ends"] > 0
-    if "starts" in found:
-        ends[:-1] |= found["starts"][1:] > 0
-    if "ids" in found:
-        ends[:-1] |= found["ids"][1:] != found["ids"][:-1]
-    if not found.keys() & {"ends", "starts", "ids"}:
+    if "ends" in arrays:
+        ends |= arrays["ends"] > 0
+    if "starts" in arrays:
+        ends[:-1] |= arrays["starts"][1:] > 0
+    if "ids" in arrays:
+        ends[:-1] |= arrays["ids"][1:] != arrays["ids"][:-1]
+    if not arrays.keys() & {"ends", "starts", "ids"}:
         return None
     ends[-1] = True
     return ends
@@ -406,7 +402,8 @@ def _close_episodes(
     elif truncated is None and continues is not None:
         breaks = ~continues[:-1] & (terminated[:-1] == 0)
         closed[:-1][breaks] = 1.0
-        notes.append(f"no truncation flags: {int(breaks.sum())} boundaries found where next_obs is not the next obs")
+        count = counted(int(breaks.sum()), "boundary", "boundaries")
+        notes.append(f"no truncation flags: {count} where next_obs is not the next obs")
     elif truncated is None:
         notes.append("no truncation flags: episodes end only where terminated")
     if terminated[-1] == 0 and closed[-1] == 0:
@@ -417,21 +414,21 @@ def _close_episodes(
 
 def compare_successors(obs: Any, next_obs: Any) -> Array:
     """[N] is a row's next_obs the obs of the row after it? Not for the last one, which has none."""
-    found = np.ones(len(obs), dtype=bool)
-    found[-1] = False
+    continues = np.ones(len(obs), dtype=bool)
+    continues[-1] = False
     for part in chunks(obs):
-        found[_broken_rows(obs, next_obs, part.start, part.stop)] = False
+        continues[_broken_rows(obs, next_obs, part.start, part.stop)] = False
     if obs.dtype == np.uint8:
-        return found
-    broken = np.flatnonzero(~found[:-1])  # usually the ends of episodes; rounding may have made more of them
+        return continues
+    broken = np.flatnonzero(~continues[:-1])  # usually the ends of episodes; rounding may have made more of them
     if len(broken) > 1:
         step = max(1, CHUNK // (4 * math.prod(obs.shape[1:])))
         spread = np.std(obs[broken[:step] + 1], axis=0, dtype=np.float64) * CLOSE
         for start in range(0, len(broken), step):
             rows = broken[start : start + step]
             close = np.abs(next_obs[rows].astype(np.float64) - obs[rows + 1]) <= spread
-            found[rows[close.reshape(len(rows), -1).all(1)]] = True
-    return found
+            continues[rows[close.reshape(len(rows), -1).all(1)]] = True
+    return continues
 
 
 def _broken_rows(obs: Any, next_obs: Any, start: int, stop: int) -> Array:
@@ -457,16 +454,16 @@ def _doubtful(obs: Any, next_obs: Any, terminated: Array, flagged: Array) -> boo
         rows = _broken_rows(obs, next_obs, start, min(start + size, len(obs) - 1))
         if not flagged[rows].all():
             return True
-    cut = np.flatnonzero(flagged[:-1] & (terminated[:-1] == 0))
-    cut = cut[:: max(1, len(cut) // 1000)]
-    if not len(cut):
+    truncated = np.flatnonzero(flagged[:-1] & (terminated[:-1] == 0))
+    truncated = truncated[:: max(1, len(truncated) // 1000)]
+    if not len(truncated):
         return False
-    same = np.asarray(next_obs[cut] == obs[cut + 1]).reshape(len(cut), -1).all(1)
+    same = np.asarray(next_obs[truncated] == obs[truncated + 1]).reshape(len(truncated), -1).all(1)
     return bool(same.mean() > 0.5)
 
 
 def _shuffled(continues: Array, flagged: Array) -> bool:
-    """Do most rows break off that are no ends of episodes? Then they are in no order."""
+    """Do most rows break off that are not the ends of episodes? Then they are not in order."""
     inside = ~flagged[:-1]
     breaks = int((~continues[:-1] & inside).sum())
     return breaks >= 10 and breaks > 0.5 * int(inside.sum())
@@ -486,13 +483,13 @@ def _successors(
         episodes = int(ends.sum())
         raise UserError(
             f"{where} has {observations} rows, expected {len(rows)} (one per transition) or {len(rows) + episodes} "
-            f"(one more for each of the {episodes} episodes)."
+            "(one more per episode)."
         )
     keep = ~(ends & (terminated == 0))
     dropped = np.flatnonzero(~keep)
     before = dropped[dropped > 0] - 1
     truncated[before[~ends[before]]] = 1.0  # the row before is now the last one that is known
-    notes.append(f"next_obs taken from the next obs; {len(dropped)} rows without a successor dropped")
+    notes.append(f"next_obs taken from the next obs; {counted(len(dropped), 'row')} without a successor dropped")
     if not keep.any():
         raise UserError(f"{where} leaves no transition: without next_obs, every episode needs at least two rows.")
     kept = np.flatnonzero(keep)

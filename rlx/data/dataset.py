@@ -29,8 +29,9 @@ from rlx.data.columns import (
     take,
 )
 from rlx.errors import UserError
+from rlx.reporting import counted
 from rlx.returns import discounted_returns, going_on
-from rlx.types import Spec
+from rlx.types import NO_ENV, Spec
 
 log = logging.getLogger("rlx")
 
@@ -63,15 +64,15 @@ class TransitionDataset:
         self.env_id = env_id  # the env that the file names, if it does
         self.key_map = columns.key_map  # key in the file -> column
         self.notes = columns.notes  # what was derived or changed on the way, in words
-        self.scaled = False  # are box actions in [-1, 1]
-        self.continues = columns.continues  # [N] is next_obs the obs of the next row; None: no doubt, so not compared
-        self.derived = columns.derived  # was next_obs not in the file
-        self.shuffled = columns.shuffled  # are the rows in no order
-        self.made_up = columns.made_up  # have terminated rows their own obs for next_obs
-        self.ends_only = columns.ends_only  # does nothing tell terminal states from time limits
-        self.order_matters = False  # was it loaded to be refused where rows that should follow each other do not
-        self.recorded = False  # are the flags those that the env gave to rlx
-        self.settled = False  # have `dataset.terminals` and `dataset.episodes` been applied, before there was a Spec
+        self.scaled = False  # box actions are in [-1, 1]
+        self.continues = columns.continues  # [N] True where next_obs is the obs of the next row; None: not compared
+        self.derived = columns.derived  # next_obs was not in the file
+        self.shuffled = columns.shuffled  # the rows are not in order
+        self.made_up = columns.made_up  # terminated rows repeat their own obs as next_obs
+        self.ends_only = columns.ends_only  # nothing tells terminal states from time limits
+        self.order_matters = False  # refuse, and not only warn, where rows that should follow each other do not
+        self.recorded = False  # the flags are those that the env gave to rlx
+        self.settled = False  # `dataset.terminals` and `dataset.episodes` were applied before there was a Spec
 
     @classmethod
     def from_dict(
@@ -128,16 +129,15 @@ class TransitionDataset:
     def check_order(self, what: str, instead: str = "") -> None:
         """Refuse what looks further than one row where the rows of an episode do not follow each other.
 
-        `instead` says how to do without. Only a warning for arrays that were put together in Python, where nobody was
-        asked about it.
+        `instead` says how to do without. For arrays that were put together in Python it is only a warning.
         """
         if self.shuffled:
-            said = f"the rows are in no order, and {what} need whole episodes in order"
+            said = f"the rows are not in order, and {what} need whole episodes in order"
         elif len(gaps := self.gaps):
             said = (
-                f"next_obs is not the next obs in {len(gaps):,} rows inside episodes (the first is {gaps[0]}), and "
-                f"{what} need whole episodes; type dataset.episodes=infer to end an episode at each, or "
-                "dataset.episodes=as_stored to take them as they are"
+                f"next_obs is not the next obs in {counted(len(gaps), 'row')} inside episodes (the first is "
+                f"{gaps[0]}), and {what} need whole episodes; type dataset.episodes=infer to end an episode at each, "
+                "or dataset.episodes=as_stored to take them as they are"
             )
         else:
             return
@@ -162,15 +162,15 @@ class TransitionDataset:
         give some rows only, and so do those in memory besides, so that both can be compared with each other.
         """
         some = np.linspace(0, len(self) - 1, min(len(self), SAMPLED_ROWS)).astype(np.int64)
-        found = {"rows": len(self)}
+        checksums = {"rows": len(self)}
         for name in ("obs", "next_obs", "action", "raw_reward", "terminated", "truncated"):
             column = getattr(self, name)
-            found[f"some {name}"] = zlib.crc32(np.ascontiguousarray(column[some]).data)
+            checksums[f"some {name}"] = zlib.crc32(np.ascontiguousarray(column[some]).data)
             if not on_disk(column):
-                found[name] = 0
+                checksums[name] = 0
                 for rows in chunks(column):  # a view is not copied as a whole
-                    found[name] = zlib.crc32(np.ascontiguousarray(column[rows]).data, found[name])
-        return found
+                    checksums[name] = zlib.crc32(np.ascontiguousarray(column[rows]).data, checksums[name])
+        return checksums
 
     def sample_rows(self, rng: np.random.Generator, batch_size: int, n_batches: int) -> Array:
         """[n_batches, batch_size] rows to learn from; a mixture with shares keeps them exactly in every batch."""
@@ -184,24 +184,24 @@ class TransitionDataset:
 
     def fitted_to(self, spec: Spec, actions_outside: str = "clip", any_env: bool = False) -> TransitionDataset:
         """This dataset, checked against an env and with its box actions scaled to [-1, 1]."""
-        check_spec(self, spec, any_env)
+        check_fits(self, spec, any_env)
         return self.with_scaled_actions(spec, actions_outside)
 
-    def with_scaled_actions(self, spec: Spec, outside: str = "clip") -> TransitionDataset:
+    def with_scaled_actions(self, spec: Spec, actions_outside: str = "clip") -> TransitionDataset:
         """Box actions from env units to [-1, 1]; entries outside the box are clipped and counted, or refused."""
         if spec.discrete or self.scaled:
             return self
         action, beyond = scale_actions(self.action, spec)
         made = self._with(action=action, scaled=True)
-        if beyond and outside == "error":
+        if beyond and actions_outside == "error":
             raise UserError(
-                f"{self.source}: key '{self.key_of('action')}' has {beyond} entries outside the action box of "
-                f"{spec.env_id}: expected {list(spec.action_low)} to {list(spec.action_high)}; "
+                f"{self.source}: key '{self.key_of('action')}' has {counted(beyond, 'value')} outside the action box "
+                f"of {spec.env_id}: expected {list(spec.action_low)} to {list(spec.action_high)}; "
                 "use dataset.actions_outside=clip to clip them."
             )
         if beyond:
             share = 100 * beyond / action.size
-            made.notes += (f"{beyond} action entries ({share:.1f} %) outside the box clipped",)
+            made.notes += (f"{counted(beyond, 'action value')} ({share:.1f} %) outside the box clipped",)
             log.warning("%s: %s", self.source, made.notes[-1])
         return made
 
@@ -255,10 +255,10 @@ class TransitionDataset:
         for name in ("action", "reward", "terminated", "truncated", "raw_reward", "mc_return", "discount", "group"):
             column = getattr(self, name)
             setattr(made, name, None if column is None else column[rows])
-        cut = np.append(np.diff(rows) != 1, True)
-        made.truncated = np.where(cut & (made.terminated == 0), np.float32(1.0), made.truncated)
-        made.ends = self.ends[rows] | cut
-        made.continues = None if self.continues is None else self.continues[rows] & ~cut
+        breaks = np.append(np.diff(rows) != 1, True)
+        made.truncated = np.where(breaks & (made.terminated == 0), np.float32(1.0), made.truncated)
+        made.ends = self.ends[rows] | breaks
+        made.continues = None if self.continues is None else self.continues[rows] & ~breaks
         return made
 
     def key_of(self, column: str) -> str:
@@ -314,7 +314,7 @@ def scale_actions(action: Array, spec: Spec) -> tuple[Array, int]:
 def n_step_returns(reward: Array, ends: Array, n: int, discount: float) -> tuple[Array, Array]:
     """Discounted reward over up to n steps of the same episode, and the last row that each sum covers."""
     if n < 1:
-        raise UserError(f"n-step returns need n >= 1, found {n}.")
+        raise UserError(f"n-step returns need at least 1 step (n={n}).")
     last = np.arange(len(reward))
     total = reward.astype(np.float64)
     for k in range(1, n):
@@ -324,7 +324,7 @@ def n_step_returns(reward: Array, ends: Array, n: int, discount: float) -> tuple
     return total.astype(np.float32), last
 
 
-def check_spec(dataset: TransitionDataset, spec: Spec, any_env: bool = False) -> None:
+def check_fits(dataset: TransitionDataset, spec: Spec, any_env: bool = False) -> None:
     """Refuse data that the env does not fit, in one sentence."""
     _check_env(dataset, spec, any_env)
     obs, action = dataset.obs, dataset.action
@@ -356,12 +356,12 @@ def check_spec(dataset: TransitionDataset, spec: Spec, any_env: bool = False) ->
 
 
 def _check_env(dataset: TransitionDataset, spec: Spec, any_env: bool) -> None:
-    if dataset.env_id is None or dataset.env_id == spec.env_id.rpartition(":")[2]:
+    if dataset.env_id is None or spec.env_id == NO_ENV or dataset.env_id == spec.env_id.rpartition(":")[2]:
         return
     if _family(dataset.env_id) != _family(spec.env_id) and not any_env:
         raise UserError(
-            f"{dataset.source}: recorded on {dataset.env_id}, expected {spec.env_id}; choose that env, or say "
-            "dataset.any_env=true to use it all the same."
+            f"{dataset.source}: recorded on {dataset.env_id}, expected {spec.env_id}; choose that env, or add "
+            "dataset.any_env=true to use the data anyway."
         )
     log.warning("%s was recorded on %s and is used for %s.", dataset.source, dataset.env_id, spec.env_id)
 

@@ -23,7 +23,7 @@ from rlx.errors import UserError
 
 log = logging.getLogger("rlx")
 
-ENOUGH = 10  # episodes from which on a pattern is none by chance
+ENOUGH = 10  # episodes; with fewer, a pattern may be chance
 SHORT = 20  # steps; shorter episodes of one length are common in tasks that end by themselves
 SAMPLED = 2000  # rows whose steps tell how far an observation usually moves
 ROWS_NAMED = 3  # in a sentence
@@ -79,7 +79,7 @@ def with_episodes(
         return dataset._with(order_matters=True)
     if dataset.shuffled:
         raise UserError(
-            f"{dataset.source}: dataset.episodes=infer finds no episodes, because the rows are in no order; use "
+            f"{dataset.source}: dataset.episodes=infer finds no episodes, because the rows are not in order; use "
             "dataset.episodes=check."
         )
     if dataset.derived:
@@ -93,12 +93,12 @@ def with_episodes(
         truncated, ends = dataset.truncated.copy(), dataset.ends.copy()
         truncated[gaps], ends[gaps] = 1.0, True
         dataset = dataset._with(truncated=truncated, ends=ends)
-        dataset = _told(dataset, f"an episode ends in {_rows(gaps)}, where next_obs is not the next obs")
+        dataset = _with_note(dataset, f"an episode ends in {_rows(gaps)}, where next_obs is not the next obs")
     if len(resets):
         keep = np.ones(len(dataset), dtype=bool)
         keep[resets] = False
         note = f"{_rows(resets)} dropped, whose next_obs was the first obs of the next episode"
-        dataset = _told(dataset.subset(keep), note)
+        dataset = _with_note(dataset.subset(keep), note)
     return dataset
 
 
@@ -166,8 +166,8 @@ def doubt_order(dataset: TransitionDataset) -> str | None:
     """What is wrong with the order of the rows; None if nothing is."""
     if dataset.shuffled:
         return (
-            "the rows are in no order (next_obs is hardly anywhere the next obs): single transitions can be learned "
-            "from, Monte-Carlo returns, n-step returns and windows cannot"
+            "the rows are not in order (next_obs is hardly ever the next obs): algorithms can learn from single "
+            "transitions, but not from Monte-Carlo returns, n-step returns or windows"
         )
     if len(gaps := dataset.gaps):
         return (
@@ -238,7 +238,7 @@ def _as_truncations(dataset: TransitionDataset, rows: Array, tell: bool = True) 
         terminated, truncated = dataset.terminated.copy(), dataset.truncated.copy()
         terminated[rows], truncated[rows] = 0.0, 1.0
         made = dataset._with(terminated=terminated, truncated=truncated)
-    return _told(made, f"{len(rows):,} terminals at the time limit turned into truncations") if tell else made
+    return _with_note(made, f"{len(rows):,} terminals at the time limit turned into truncations") if tell else made
 
 
 def _rows(rows: Array) -> str:
@@ -249,7 +249,7 @@ def _rows(rows: Array) -> str:
     return f"{len(rows):,} rows ({listed}{', ...' if len(rows) > ROWS_NAMED else ''})"
 
 
-def _told(dataset: TransitionDataset, note: str) -> TransitionDataset:
+def _with_note(dataset: TransitionDataset, note: str) -> TransitionDataset:
     return dataset._with(notes=(*dataset.notes, note))
 
 

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlx.data.columns import Array, plain_dtype, printable
-from rlx.errors import UserError
+from rlx.data.columns import Array, plain_dtype
+from rlx.errors import UserError, shown
 from rlx.files import open_regular
 from rlx.system import available_memory
 
@@ -33,6 +33,7 @@ RATIO = 1100  # bytes of arrays to a byte of the file, beyond that: deflate make
 CHUNKS = 20_000  # pieces that an HDF5 array of any size may have
 HEADER_LIMIT = 10_000  # bytes of the header of an array in an .npz; numpy has the same limit
 TEXT_BYTES = 4096  # of the name of an env
+COPIES = 4  # of an array that is stored by episodes: the parts, the whole, and obs and next_obs picked from it
 
 # What damaged files have made their readers raise.
 FAULTS = (
@@ -61,7 +62,7 @@ def readable(path: Path, kind: str) -> Iterator[None]:
     except UserError:
         raise
     except MemoryError as error:
-        raise UserError(f"{path}: cannot be read as {kind}: it takes more memory than there is.") from error
+        raise UserError(f"{path}: cannot be read as {kind}: it needs more memory than is available.") from error
     except FAULTS as error:
         reason = f"the file is truncated, corrupt or of another kind ({first_line(error)})"
         raise UserError(f"{path}: cannot be read as {kind}: {reason}.") from error
@@ -70,27 +71,27 @@ def readable(path: Path, kind: str) -> Iterator[None]:
 def first_line(error: BaseException) -> str:
     """The first line of what an exception says, which may quote the file."""
     lines = str(error).splitlines()
-    return printable(lines[0]) if lines else type(error).__name__
+    return shown(lines[0]) if lines else type(error).__name__
 
 
 def existing(path: str | Path, kind: str) -> Path:
     """The path of a regular file that is there and not empty."""
     if not str(path) or str(path) == "???":
-        raise UserError(f"No file given for the {kind} dataset: say dataset.path=FILE.")
-    found = expanded(path)
+        raise UserError(f"No file given for the {kind} dataset: set dataset.path=FILE.")
+    file = expanded(path)
     try:
-        state = found.stat()
+        state = file.stat()
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise UserError(f"{found}: no such file; expected a dataset of kind {kind}, so check dataset.path.") from error
+        raise UserError(f"{file}: no such file; expected a dataset of kind {kind}, so check dataset.path.") from error
     except (OSError, ValueError) as error:
-        raise UserError(f"{printable(str(found))}: cannot be opened ({first_line(error)}).") from error
+        raise UserError(f"{shown(file)}: cannot be opened ({first_line(error)}).") from error
     if stat.S_ISDIR(state.st_mode):
-        raise UserError(f"{found}: is a folder, expected a file of kind {kind}.")
+        raise UserError(f"{file}: is a folder, expected a file of kind {kind}.")
     if not stat.S_ISREG(state.st_mode):
-        raise UserError(f"{found}: is not a regular file, expected a dataset of kind {kind}.")
+        raise UserError(f"{file}: is not a regular file, expected a dataset of kind {kind}.")
     if state.st_size == 0:
-        raise UserError(f"{found}: the file is empty, expected a dataset of kind {kind}.")
-    return found
+        raise UserError(f"{file}: the file is empty, expected a dataset of kind {kind}.")
+    return file
 
 
 def expanded(path: str | Path) -> Path:
@@ -138,7 +139,7 @@ def start_of(file: Any, member: zipfile.ZipInfo) -> int:
     name, extra = struct.unpack("<HH", file.read(4))
     start = member.header_offset + 30 + name + extra
     if start + member.file_size > os.fstat(file.fileno()).st_size:
-        raise ValueError(f"'{printable(member.filename)}' is larger than the file")
+        raise ValueError(f"'{shown(member.filename)}' is larger than the file")
     file.seek(start)
     return int(start)
 
@@ -171,7 +172,7 @@ def read_header(file: Any, size: int) -> Header:
     shape, fortran, dtype = parse(io.BytesIO(raw[8:]))
     header = Header(shape, fortran, dtype, raw)
     if any(n < 0 for n in shape) or (header.nbytes != size - len(raw) and not dtype.hasobject):
-        raise ValueError(f"an array says it has shape {printable(str(shape), 60)}, which is not its size")
+        raise ValueError(f"an array says it has shape {shown(shape, 60)}, which is not its size")
     return header
 
 
@@ -267,7 +268,7 @@ def hdf5_file(path: Path) -> Iterator[Any]:
     import h5py
 
     def outward(name: bytes, info: Any) -> str | None:
-        return printable(name.decode(errors="replace")) if info.type == h5py.h5l.TYPE_EXTERNAL else None
+        return shown(name.decode(errors="replace")) if info.type == h5py.h5l.TYPE_EXTERNAL else None
 
     with readable(path, "hdf5"), h5py.File(path, "r") as file:
         link = file.id.links.visit(outward, info=True)  # the first name that it returns, or None
@@ -280,41 +281,41 @@ def hdf5_dataset(node: Any, key: str, path: Path) -> Any:
     """An array of an open HDF5 file, not yet read: numbers that are stored in that file."""
     import h5py
 
-    found = node.get(key)
+    dataset = node.get(key)
     where = f"{path}: key '{node.name.strip('/')}/{key}'".replace("'/", "'")
-    if found is None:
+    if dataset is None:
         raise UserError(f"{path}: no key '{node.name.rstrip('/')}/{key}'.")
-    if not isinstance(found, h5py.Dataset):
+    if not isinstance(dataset, h5py.Dataset):
         raise UserError(f"{where} is a group, expected an array.")
-    plan = found.id.get_create_plist()
+    plan = dataset.id.get_create_plist()
     layout = plan.get_layout()
     if layout == h5py.h5d.VIRTUAL or plan.get_external_count():
         raise UserError(f"{where} keeps its data in another file, which is refused; copy the data.")
-    if found.shape is None:
+    if dataset.shape is None:
         raise UserError(f"{where} is empty: expected an array.")
     if layout == h5py.h5d.CHUNKED:
-        pieces = math.prod(-(-n // size) for n, size in zip(found.shape, found.chunks, strict=True))
+        pieces = math.prod(-(-n // size) for n, size in zip(dataset.shape, dataset.chunks, strict=True))
         if pieces > CHUNKS + path.stat().st_size // 8:  # each of them takes at least an address in the file
             raise UserError(f"{where} is cut into {pieces:,} pieces, most of them never written; save it again.")
-    return found
+    return dataset
 
 
-def hdf5_declared(found: Any, where: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+def hdf5_declared(dataset: Any, where: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Shape and dtype of an array of numbers; a chunk counts as rows, because it is unpacked as a whole."""
-    plain_dtype(found.dtype, where)
-    if found.chunks and math.prod(found.chunks) > math.prod(found.shape):
-        return found.chunks, found.dtype
-    return found.shape, found.dtype
+    plain_dtype(dataset.dtype, where)
+    if dataset.chunks and math.prod(dataset.chunks) > math.prod(dataset.shape):
+        return dataset.chunks, dataset.dtype
+    return dataset.shape, dataset.dtype
 
 
 def hdf5_array(node: Any, key: str, path: Path, allowance: Allowance | None = None, copies: int = 1) -> Array:
     """An array of an open HDF5 file, read; with an allowance, `copies` of it are claimed from that first."""
-    found = hdf5_dataset(node, key, path)
-    shape, dtype = hdf5_declared(found, f"{path}: key '{key}'")
+    dataset = hdf5_dataset(node, key, path)
+    shape, dtype = hdf5_declared(dataset, f"{path}: key '{key}'")
     if allowance is not None:
         nbytes = math.prod(shape) * dtype.itemsize
         allowance.claim(nbytes, copies * nbytes)
-    return np.asarray(found[()])
+    return np.asarray(dataset[()])
 
 
 def hdf5_text(node: Any, name: str) -> str | None:
@@ -324,21 +325,21 @@ def hdf5_text(node: Any, name: str) -> str | None:
     attribute = node.attrs.get_id(name)
     if attribute.shape != () or attribute.get_storage_size() > TEXT_BYTES:
         return None
-    found = node.attrs[name]
-    return env_name(found.decode(errors="replace") if isinstance(found, bytes) else found)
+    value = node.attrs[name]
+    return env_name(value.decode(errors="replace") if isinstance(value, bytes) else value)
 
 
 def hdf5_map(file: Any, key: str, path: Path) -> Array:
     """A contiguous HDF5 array as a memory map."""
     import h5py
 
-    found = hdf5_dataset(file, key, path)
-    plan = found.id.get_create_plist()
-    offset = found.id.get_offset()
+    dataset = hdf5_dataset(file, key, path)
+    plan = dataset.id.get_create_plist()
+    offset = dataset.id.get_offset()
     if plan.get_layout() != h5py.h5d.CONTIGUOUS or offset is None:
         raise UserError(
             f"{path}: key '{key}' is chunked, compressed or empty and cannot be memory-mapped: expected one contiguous "
             "array; use dataset.memory=ram."
         )
-    plain_dtype(found.dtype, f"{path}: key '{key}'")
-    return np.memmap(path, dtype=found.dtype, mode="r", offset=offset, shape=found.shape)
+    plain_dtype(dataset.dtype, f"{path}: key '{key}'")
+    return np.memmap(path, dtype=dataset.dtype, mode="r", offset=offset, shape=dataset.shape)

@@ -32,16 +32,16 @@ WHOLE = 64  # observations for which there is room beside the ring at first
 
 def stacked_frames(env: gym.Env[Any, Any], spec: Spec) -> dict[str, int]:
     """How many frames the images of an env stack, by box, from a few random steps; 1 where they do not."""
-    found = {name: _divisors(box) for name, box in spec.obs.items() if is_kept_as_frames(box)}
+    possible = {name: _divisors(box) for name, box in spec.obs.items() if is_kept_as_frames(box)}
     env.action_space.seed(0)
     obs, _ = env.reset(seed=0)
     for _ in range(PROBED):
         after, _, terminated, truncated, _ = env.step(env.action_space.sample())
-        for name, stacks in found.items():
+        for name, stacks in possible.items():
             a, b = (o[name] if spec.boxes else o for o in (obs, after))
-            found[name] = [n for n in stacks if n == 1 or shifts(np.asarray(a)[None], np.asarray(b)[None], n)[0]]
+            possible[name] = [n for n in stacks if n == 1 or shifts(np.asarray(a)[None], np.asarray(b)[None], n)[0]]
         obs = env.reset()[0] if terminated or truncated else after
-    return {name: stacks[0] for name, stacks in found.items()}
+    return {name: stacks[0] for name, stacks in possible.items()}
 
 
 def is_kept_as_frames(box: Box) -> bool:
@@ -102,7 +102,7 @@ class Frames:
         self.newest = np.full(lanes, -1)  # the newest step of each lane ...
         self.last = np.zeros((lanes, *box.shape), np.uint8)  # ... its next_obs ...
         self.shifted = np.zeros(lanes, bool)  # ... and is that a shift of its obs
-        self._odd = np.zeros(slots * lanes, bool)  # by place: is it not found in the frames alone
+        self._odd = np.zeros(slots * lanes, bool)  # by place: True if the frames alone do not give it
         self._final = np.full(slots * lanes, -1, np.int32)  # by place: next_obs in the pool, if no step has it
         self._age = np.full(slots * lanes, stack - 1, np.uint8)  # by place: steps since a whole stack, at most ...
         self._first = np.full(slots * lanes, -1, np.int32)  # ... stack - 1, and where in the pool that is
@@ -202,11 +202,11 @@ class Frames:
         """
         n, shape = self.stack, (len(place), *self.box.shape)
         lane, step = self._steps(place)
-        found = self._windows.index_select(0, torch.from_numpy(self._frame(lane, step - (n - 1))))
+        picked = self._windows.index_select(0, torch.from_numpy(self._frame(lane, step - (n - 1))))
         size = self.box.size // n
-        obs, next_obs = found[:, : n * size].view(shape), found[:, size:].view(shape)
+        obs, next_obs = picked[:, : n * size].view(shape), picked[:, size:].view(shape)
         odd = np.flatnonzero(self._odd[place] | (step == self.newest[lane])).tolist()
-        windows = found.numpy().reshape(len(place), n + 1, size)
+        windows = picked.numpy().reshape(len(place), n + 1, size)
         whole = self.pool.items.reshape(-1, n, size)
         for i in odd:
             at = place[i]
@@ -228,28 +228,28 @@ class Frames:
     def next_obs(self, place: np.ndarray) -> Tensor:
         lane, step = self._steps(place)
         final, newest = self._final[place], self.newest[lane] == step
-        found = self._obs(lane, np.where((final >= 0) | newest, step, step + 1))
-        array = found.numpy()
+        stacks = self._obs(lane, np.where((final >= 0) | newest, step, step + 1))
+        array = stacks.numpy()
         if (apart := np.flatnonzero(final >= 0)).size:
             array[apart] = self.pool.items[final[apart]]
         if (apart := np.flatnonzero(newest)).size:
             array[apart] = self.last[lane[apart]]
-        return found
+        return stacks
 
     def _obs(self, lane: np.ndarray, step: np.ndarray) -> Tensor:
         n = self.stack
         start = self._frame(lane, step - (n - 1))
-        found = self._stacks.index_select(0, torch.from_numpy(start)).view(len(step), *self.box.shape)
+        stacks = self._stacks.index_select(0, torch.from_numpy(start)).view(len(step), *self.box.shape)
         place = step % self.slots * self.lanes + lane
         young = np.flatnonzero(self._age[place] < n - 1)
         if young.size:
-            array = found.numpy().reshape(len(step), n, -1)
+            array = stacks.numpy().reshape(len(step), n, -1)
             whole = self.pool.items.reshape(len(self.pool.items), n, -1)
             age, first = self._age[place[young]].astype(np.int64), self._first[place[young]]
             for older in range(n - 1):  # frames from before the first step, out of its whole stack
                 rows = np.flatnonzero(older + age < n - 1)
                 array[young[rows], older] = whole[first[rows], older + age[rows]]
-        return found
+        return stacks
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ yet. `terminated` stays as the env gave it.
 
 from __future__ import annotations
 
-import logging
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -19,11 +19,11 @@ import torch
 
 from rlx.data.n_step import Ahead, sum_rewards
 from rlx.data.store import Gathered, Store, whole
+from rlx.envs.vector import EnvFault, is_finite, what_it_did
 from rlx.errors import UserError
+from rlx.reporting import counted
 from rlx.rewards import RewardTransform
 from rlx.types import Goal
-
-log = logging.getLogger(__name__)
 
 BYTES = 16  # per row: where its episode begins and ends
 
@@ -33,19 +33,19 @@ def vectorised_reward(env: gym.Env[Any, Any], goal_dim: int) -> Callable[..., An
     compute: Callable[..., Any] | None = getattr(env.unwrapped, "compute_reward", None)
     goals = np.zeros((2, goal_dim), np.float32)
     try:
-        found = "there is none" if compute is None else f"two goals give {np.shape(compute(goals, goals, {}))}"
+        answer = "there is none" if compute is None else f"two goals give {np.shape(compute(goals, goals, {}))}"
     except Exception as error:  # a user's code, which was perhaps written for one goal
-        found = f"it fails at two goals ({error})"
-    if found != "two goals give (2,)":
+        answer = f"it fails at two goals ({error})"
+    if answer != "two goals give (2,)":
         raise UserError(
             f"Hindsight asks the env's compute_reward(achieved, desired, info) for the rewards of many goals at once, "
-            f"[n, {goal_dim}] -> [n], but {found}; have it work along the last axis, or use replay=uniform."
+            f"[n, {goal_dim}] -> [n], but {answer}; have it work along the last axis, or use replay=uniform."
         )
     assert compute is not None
     return compute
 
 
-class Episodes:
+class EpisodeIndex:
     """Which rows of a store belong to finished episodes that are still whole. Positions are step * lanes + lane."""
 
     def __init__(self, store: Store):
@@ -101,7 +101,7 @@ class Episodes:
         self._starts[lane] = last + lanes
         return place if begin >= oldest else place[:0]
 
-    def cut(self, position: np.ndarray) -> np.ndarray:
+    def end_running(self, position: np.ndarray) -> np.ndarray:
         """The running episodes end with the rows at these positions. Where the rows are that can now be drawn."""
         running = [int(k) for k in position if self._starts[k % self.store.lanes] <= k]
         return np.concatenate([np.zeros(0, np.int64), *(self.close(k) for k in running)])
@@ -141,7 +141,7 @@ class Hindsight:
     """Gives transitions of a store goals from the future of their episodes."""
 
     def __init__(self, store: Store, goal: Goal, fraction: float):
-        self.episodes = Episodes(store)
+        self.episodes = EpisodeIndex(store)
         self.store = store
         self.goal = goal
         self.fraction = fraction
@@ -175,7 +175,7 @@ class Hindsight:
         chosen = np.flatnonzero(rng.random(len(place)) < self.fraction)
         if not chosen.size:
             return
-        if self._compute_reward is None or self._transform is None:
+        if self._transform is None:
             raise RuntimeError("A hindsight replay needs an env before it is sampled: call attach_env.")
         store, layout = self.store, self.store.layout
         achieved, desired = slice(*self.goal.achieved), slice(*self.goal.desired)
@@ -187,12 +187,26 @@ class Hindsight:
         for obs in (batch.obs, batch.next_obs):
             obs.numpy()[chosen, desired] = goals
         if ahead is None:
-            raw = np.asarray(self._compute_reward(batch.next_obs.numpy()[chosen, achieved], goals, {}))
+            raw = self._rewards(batch.next_obs.numpy()[chosen, achieved], goals)
             batch.reward.numpy()[chosen] = self._transform(raw, batch.terminated.numpy()[chosen])
             return
         places = ahead.places[chosen]
         reached, wanted = store.next_obs(places.ravel(), achieved), np.repeat(goals, places.shape[1], axis=0)
-        raw = np.asarray(self._compute_reward(reached, wanted, {}))
+        raw = self._rewards(reached, wanted)
         reward = self._transform(raw, store.numbers(places, "terminated").numpy().ravel())
         total, _ = sum_rewards(torch.from_numpy(reward.reshape(places.shape)), ahead.steps[chosen], store.discount)
         batch.reward.numpy()[chosen] = total.numpy()
+
+    def _rewards(self, achieved: np.ndarray, desired: np.ndarray) -> np.ndarray:
+        """What the env gives for goals [n, dim]; a fault of its `compute_reward` ends the run in a sentence."""
+        assert self._compute_reward is not None
+        what = f"{self.store.layout.spec.env_id}: compute_reward of {counted(len(desired), 'goal')}"
+        try:
+            reward = np.asarray(self._compute_reward(achieved, desired, {}))
+        except (Exception, SystemExit) as error:
+            raise EnvFault(f"{what} {what_it_did(error)}", traceback.format_exc()) from error
+        if reward.shape != (len(desired),) or reward.dtype.kind not in "fiub":
+            raise EnvFault(f"{what} gave {reward.dtype} of shape {reward.shape}, not one reward for each")
+        if not is_finite(reward):
+            raise EnvFault(f"{what} gave rewards that are not finite")
+        return reward

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from rlx.data.columns import chunks
-from rlx.data.dataset import TransitionDataset, check_spec, scale_actions
+from rlx.data.dataset import TransitionDataset, check_fits, scale_actions
 from rlx.data.episodes import doubt_order, doubt_terminals
 from rlx.errors import UserError
 from rlx.types import Spec
@@ -104,16 +104,16 @@ def _saturation(dataset: TransitionDataset, spec: Spec | None) -> str:
 
 def _not_finite(dataset: TransitionDataset) -> str:
     """Loading refuses them; this looks again, after a reward transform for example."""
-    found = 0
+    count = 0
     for column in (dataset.obs, dataset.next_obs, dataset.action, dataset.reward):
         if column.dtype.kind == "f":
-            found += sum(int((~np.isfinite(column[rows])).sum()) for rows in chunks(column))
-    return str(found)
+            count += sum(int((~np.isfinite(column[rows])).sum()) for rows in chunks(column))
+    return str(count)
 
 
 def _match(dataset: TransitionDataset, spec: Spec) -> str:
     try:
-        check_spec(dataset, spec)
+        check_fits(dataset, spec)
     except UserError as error:
         return f"no: {error}"
     return f"yes: {spec.env_id}"

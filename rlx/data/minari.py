@@ -23,37 +23,34 @@ import urllib.request
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
 
-from rlx.data.columns import LISTED, Array, printable
+from rlx.data.columns import LISTED, Array
 from rlx.data.dataset import TransitionDataset
-from rlx.data.files import Allowance, env_name, existing, first_line, hdf5_array, hdf5_dataset, hdf5_file, readable
+from rlx.data.files import (
+    COPIES,
+    Allowance,
+    env_name,
+    existing,
+    first_line,
+    hdf5_array,
+    hdf5_dataset,
+    hdf5_file,
+    readable,
+)
 from rlx.data.pendulum_data import pendulum_mixed
-from rlx.data.sources import COPIES, DatasetConfig, finish
-from rlx.errors import UserError, nearest
+from rlx.errors import UserError, nearest, shown
 from rlx.files import read_bounded
-from rlx.types import Spec
 
 log = logging.getLogger("rlx")
 
 GOAL_KEYS = ("observation", "achieved_goal", "desired_goal")  # in the order in which they are joined
 STEP_KEYS = ("actions", "rewards", "terminations", "truncations")
 CONNECT_SECONDS = 3.0  # how long to wait for a sign of a network before a download
-
-
-@dataclass
-class MinariConfig(DatasetConfig):
-    """A Minari dataset by its id, from the local storage or downloaded."""
-
-    _target_: str = "rlx.data.minari.load_minari"
-    id: str | None = None  # such as D4RL/door/human-v2
-    download: bool = False  # fetch it when it is not there yet
-    root: str | None = None  # where datasets lie; null: MINARI_DATASETS_PATH, else ~/.minari/datasets
 
 
 class Episode(NamedTuple):
@@ -84,12 +81,6 @@ BUILT_IN: Mapping[str, BuiltIn] = {
 }
 
 
-def load_minari(cfg: MinariConfig, spec: Spec, seed: int = 0) -> TransitionDataset:
-    if not cfg.id:
-        raise UserError(f"No Minari dataset is set for {spec.env_id}: say dataset.id=NAMESPACE/NAME-v0.")
-    return finish(read_minari(cfg.id, cfg.root, cfg.download), cfg, spec)
-
-
 def read_minari(dataset_id: str, root: str | None = None, download: bool = False) -> TransitionDataset:
     """The dataset of that id; built or downloaded first where that is possible and it is not there."""
     folder = find_minari(dataset_id, root, download)
@@ -108,7 +99,7 @@ def find_minari(dataset_id: str, root: str | None = None, download: bool = False
     """The folder of a dataset that is there, or can be built or downloaded."""
     if len(dataset_id) > 250 or not re.fullmatch(r"[\w-]+([/.][\w-]+)*", dataset_id):
         raise UserError(
-            f"'{printable(dataset_id)}' is not a Minari id: expected one like D4RL/door/human-v2, or an existing file."
+            f"'{shown(dataset_id)}' is not a Minari id: expected one like D4RL/door/human-v2, or an existing file."
         )
     storage = minari_root(root)
     folder = storage / dataset_id
@@ -133,14 +124,14 @@ def load_episodes(dataset_id: str, root: str | None = None) -> list[Episode]:
 
 
 def minari_root(root: str | None = None) -> Path:
-    """Where Minari datasets lie."""
+    """The folder of Minari datasets."""
     chosen = root or os.environ.get("MINARI_DATASETS_PATH") or "~/.minari/datasets"
     return Path(chosen).expanduser()
 
 
 def local_ids(storage: Path) -> list[str]:
-    found = storage.glob("**/data/metadata.json") if storage.is_dir() else ()
-    return sorted(path.parent.parent.relative_to(storage).as_posix() for path in found)
+    files = storage.glob("**/data/metadata.json") if storage.is_dir() else ()
+    return sorted(path.parent.parent.relative_to(storage).as_posix() for path in files)
 
 
 def _absent(dataset_id: str, storage: Path) -> str:
@@ -148,7 +139,8 @@ def _absent(dataset_id: str, storage: Path) -> str:
     hint = f" did you mean {close}?" if close else ""
     return (
         f"Minari dataset {dataset_id} is not in {storage}:{hint} fetch it with dataset.download=true, set "
-        f"MINARI_DATASETS_PATH to where it lies, or record it with `python -m rlx collect CHECKPOINT id={dataset_id}`."
+        "MINARI_DATASETS_PATH to the folder it is in, or record it with "
+        f"`python -m rlx collect CHECKPOINT id={dataset_id}`."
     )
 
 
@@ -161,11 +153,11 @@ def read_minari_folder(folder: Path) -> TransitionDataset:
         raise UserError(f"{file}: cannot be read as Minari metadata: expected a JSON object.")
     stored = metadata.get("data_format", "hdf5")
     if stored != "hdf5":
-        kind = printable(str(stored), 60)
+        kind = shown(stored, 60)
         raise UserError(f"{folder}: stored as '{kind}', expected 'hdf5'; save it again with data_format='hdf5'.")
     stated = metadata.get("total_steps")
     if stated is not None and type(stated) is not int:
-        kind = printable(json.dumps(stated), 60)
+        kind = shown(json.dumps(stated), 60)
         raise UserError(f"{file}: total_steps is {kind}, expected an integer; get the dataset again.")
     data = _inside(folder, "main_data.hdf5")
     with hdf5_file(data) as h5:
@@ -197,7 +189,7 @@ def _read_episodes(h5: Any, data: Path, image: tuple[int, ...] | None) -> dict[s
     """All episodes one after the other; `ends` closes those that were stopped without a flag."""
     import h5py
 
-    found: dict[str, list[Array]] = {key: [] for key in ("observations", "next_observations", *STEP_KEYS, "ends")}
+    columns: dict[str, list[Array]] = {key: [] for key in ("observations", "next_observations", *STEP_KEYS, "ends")}
     allowance = Allowance(data)
     if not len(h5):
         raise UserError(f"{data}: holds no episodes, expected at least one.")
@@ -222,9 +214,9 @@ def _read_episodes(h5: Any, data: Path, image: tuple[int, ...] | None) -> dict[s
         arrays |= {"observations": observations[:-1], "next_observations": observations[1:]}
         arrays["ends"] = np.arange(1, steps + 1) == steps
         for key, array in arrays.items():
-            found[key].append(array)
+            columns[key].append(array)
     with readable(data, "Minari episodes of one shape"):
-        return {key: np.concatenate(found.pop(key)) for key in list(found)}
+        return {key: np.concatenate(columns.pop(key)) for key in list(columns)}
 
 
 def _read_obs(episode: Any, data: Path, image: tuple[int, ...] | None, allowance: Allowance) -> Array:
@@ -232,7 +224,7 @@ def _read_obs(episode: Any, data: Path, image: tuple[int, ...] | None, allowance
     stored = episode.get("observations")
     if stored is not None and hasattr(stored, "keys"):
         if sorted(stored.keys()) != sorted(GOAL_KEYS):
-            parts = ", ".join(printable(key, 60) for key in itertools.islice(stored.keys(), LISTED))
+            parts = ", ".join(shown(key, 60) for key in itertools.islice(stored.keys(), LISTED))
             raise UserError(
                 f"{data}: key 'observations' has the parts {parts}, expected one array or the goal "
                 f"observations {', '.join(GOAL_KEYS)}."
@@ -252,10 +244,10 @@ def _read_images(stored: Any, data: Path, image: tuple[int, ...], allowance: All
         raise UserError(f"{data}: key '{stored.name}' is not a list of JPEG images, as its metadata says.")
     nbytes = len(stored) * math.prod(image)
     allowance.claim(nbytes, COPIES * nbytes)
-    found = np.empty((len(stored), *image), np.uint8)
+    images = np.empty((len(stored), *image), np.uint8)
     for i in range(len(stored)):
-        found[i] = _decode(stored[i], image, f"{data}: key '{stored.name}', row {i},")
-    return found
+        images[i] = _decode(stored[i], image, f"{data}: key '{stored.name}', row {i},")
+    return images
 
 
 def _decode(encoded: Array, shape: tuple[int, ...], where: str) -> Array:
@@ -280,7 +272,7 @@ def _image_shape(metadata: dict[str, Any], file: Path) -> tuple[int, ...] | None
     space = _json(metadata.get("observation_space"))
     shape = space.get("shape") or ()
     if not isinstance(shape, list | tuple) or not all(type(n) is int and 0 < n < 2**31 for n in shape):
-        raise UserError(f"{file}: the shape of observation_space is {printable(str(shape), 60)}, expected integers.")
+        raise UserError(f"{file}: the shape of observation_space is {shown(shape, 60)}, expected integers.")
     image = space.get("dtype") == "uint8" and len(shape) in (2, 3) and min(shape[:2]) >= 32
     return tuple(shape) if image and metadata.get("jpeg_encoding", True) else None
 
@@ -292,10 +284,10 @@ def _env_id(metadata: dict[str, Any]) -> str | None:
 def _json(text: Any) -> dict[str, Any]:
     """A JSON object inside a JSON string; empty where there is none."""
     try:
-        found = json.loads(text) if isinstance(text, str) else {}
+        value = json.loads(text) if isinstance(text, str) else {}
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def build(dataset_id: str, storage: Path) -> None:
@@ -407,7 +399,7 @@ def _download(dataset_id: str, storage: Path) -> None:
     if not _answers(host, port):
         raise UserError(
             f"Minari dataset {dataset_id} is not in {storage} and cannot be downloaded: {host} does not answer; check "
-            "the network, or set MINARI_DATASETS_PATH to where the dataset lies."
+            "the network, or set MINARI_DATASETS_PATH to the folder it is in."
         )
     try:
         with storage_at(storage):

@@ -8,76 +8,18 @@ per batch  (`exact_per_batch`) all rows of every source, and each batch holds ex
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
-from omegaconf import OmegaConf
 
-from rlx.config import escaped, instantiate
 from rlx.data.columns import Array
 from rlx.data.dataset import TransitionDataset, apportion
-from rlx.data.sources import DatasetConfig
 from rlx.errors import UserError
 from rlx.system import enough_memory
-from rlx.types import Spec
 
 log = logging.getLogger("rlx")
 
 COLUMNS = ("obs", "action", "reward", "next_obs", "terminated", "truncated", "raw_reward", "ends")
-
-
-@dataclass
-class MixConfig(DatasetConfig):
-    """Several datasets in a fixed ratio."""
-
-    _target_: str = "rlx.data.mixing.load_mix"
-    sources: dict[str, Any] = field(default_factory=dict)  # name -> any dataset
-    ratios: dict[str, float] = field(default_factory=dict)  # name -> share; they need not add up to 1
-    size: int | None = None  # transitions in all; null: as many as there are without repeating any
-    exact_per_batch: bool = False  # keep the ratio in every batch instead of in the rows
-    oversample: bool = False  # repeat episodes of a source that is too small for its share of `size`
-
-
-def load_mix(cfg: MixConfig, spec: Spec, seed: int = 0, trust: Sequence[str] = ()) -> TransitionDataset:
-    if not cfg.sources:
-        raise UserError(
-            "dataset=mix has no sources: add one with +dataset@dataset.sources.NAME=npz and give its ratio."
-        )
-    for name, source in cfg.sources.items():
-        if source is None:
-            raise UserError(
-                f"dataset.sources.{name} is null and a mix has no empty sources; choose one with "
-                f"+dataset@dataset.sources.{name}=npz, or leave it out with its ratio."
-            )
-    nodes = {name: OmegaConf.create({"source": _as_node(source)})["source"] for name, source in cfg.sources.items()}
-    for field_name in ("terminals", "episodes"):
-        if getattr(cfg, field_name) != "check":
-            raise UserError(
-                f"dataset.{field_name} has no meaning for a mix; say dataset.sources.NAME.{field_name}=... instead."
-            )
-    datasets = {}
-    for i, (name, node) in enumerate(nodes.items()):
-        try:
-            datasets[name] = instantiate(node, spec, seed + i, trust=trust)
-        except UserError as error:  # what to type has to name the source
-            said = re.sub(r"\bdataset\.(?=[a-z_]+=)", f"dataset.sources.{name}.", str(error))
-            raise UserError(said) from error
-    return mix_transition_datasets(
-        datasets, cfg.ratios, size=cfg.size, seed=seed, exact_per_batch=cfg.exact_per_batch, oversample=cfg.oversample
-    )
-
-
-def _as_node(value: Any) -> Any:
-    """What a source was made into, as OmegaConf takes it; the values are resolved and have nothing to interpolate."""
-    if is_dataclass(value) and not isinstance(value, type):
-        values = {f.name: _as_node(getattr(value, f.name)) for f in fields(value)}
-        return OmegaConf.merge(OmegaConf.structured(type(value)), values)
-    if isinstance(value, dict):
-        return {key: _as_node(child) for key, child in value.items()}
-    return escaped(value)
 
 
 def mix_transition_datasets(
@@ -96,7 +38,7 @@ def mix_transition_datasets(
     if exact_per_batch:
         if size is not None:
             raise UserError(
-                f"dataset.size={size} has no meaning with exact_per_batch, which uses all rows; leave it out."
+                f"dataset.size={size} has no effect with exact_per_batch, which uses all rows; leave it out."
             )
         parts = [datasets[name] for name in names]
     else:
@@ -152,11 +94,11 @@ def _counts(
     lengths = [len(dataset) for dataset in datasets.values()]
     largest = int(min(n / share for n, share in zip(lengths, shares, strict=True) if share > 0) + 1e-9)
     if size is not None and size < 1:
-        raise UserError(f"dataset.size={size} is not possible for a mix; give 1 or more.")
+        raise UserError(f"dataset.size must be at least 1 (dataset.size={size}).")
     if size is not None and size > largest and not oversample:
         raise UserError(
             f"dataset.size={size} is more than the sources give in this ratio: expected at most {largest}; "
-            "say dataset.oversample=true to repeat episodes."
+            "add dataset.oversample=true to repeat episodes."
         )
     counts = apportion(size or largest, shares)
     if oversample:
@@ -171,7 +113,7 @@ def _check_alike(datasets: Mapping[str, TransitionDataset]) -> None:
     first_name, first = next(iter(datasets.items()))
     for name, other in datasets.items():
         if other.memory == "mmap":
-            raise UserError(f"'{name}' is memory-mapped and cannot be part of a mix; say memory=ram for it.")
+            raise UserError(f"'{name}' is memory-mapped and cannot be part of a mix; set memory=ram for it.")
         for column in ("obs", "action"):
             a, b = getattr(first, column), getattr(other, column)
             if a.shape[1:] != b.shape[1:] or a.dtype != b.dtype:

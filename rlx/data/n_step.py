@@ -50,10 +50,10 @@ def sum_rewards(reward: Tensor, steps: np.ndarray, discount: float) -> tuple[Ten
 @functools.cache
 def discounts(discount: float, n: int) -> Tensor:
     """g, g^2, ..., g^n, each from the one before in float32."""
-    found = [torch.tensor(discount, dtype=torch.float32)]
+    powers = [torch.tensor(discount, dtype=torch.float32)]
     for _ in range(1, n):
-        found.append(found[-1] * found[0])
-    return torch.stack(found)
+        powers.append(powers[-1] * powers[0])
+    return torch.stack(powers)
 
 
 def read_n_step(store: Store, place: np.ndarray, ahead: Ahead) -> Gathered:

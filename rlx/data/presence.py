@@ -8,7 +8,7 @@ from omegaconf import DictConfig
 
 from rlx.data.files import existing
 from rlx.data.minari import find_minari
-from rlx.data.sources import find_run
+from rlx.data.sources.run import find_run
 from rlx.errors import UserError
 
 FILES = {f"rlx.data.sources.load_{kind}": kind for kind in ("npz", "pt", "hdf5")}
@@ -25,7 +25,7 @@ def check_there(node: Any) -> None:
         existing(str(node.path), FILES[target])
     elif target == "rlx.data.sources.load_run":
         find_run(str(node.path))
-    elif target == "rlx.data.minari.load_minari" and node.id:
+    elif target == "rlx.data.sources.load_minari" and node.id:
         find_minari(str(node.id), node.root, bool(node.download))
     for name, source in (node.get("sources") or {}).items():
         try:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("rlx")
 
-OF_PRIORITIES = ("alpha", "beta", "beta_end", "beta_batches", "eps")  # fields that only a prioritized replay reads
+PRIORITY_FIELDS = ("alpha", "beta", "beta_end", "beta_batches", "eps")  # fields that only a prioritized replay reads
 
 
 @dataclass
@@ -59,7 +59,7 @@ def check_replay(cfg: ReplayConfig) -> None:
     """Refuse numbers out of range, and keys that would have no effect."""
     check_numbers(cfg, "replay")
     usual = {f.name: f.default for f in fields(ReplayConfig)}
-    unread = [(name, "prioritized") for name in OF_PRIORITIES if not cfg.prioritized]
+    unread = [(name, "prioritized") for name in PRIORITY_FIELDS if not cfg.prioritized]
     unread += [] if cfg.hindsight else [("relabel_fraction", "hindsight")]
     for name, switch in unread:
         value = getattr(cfg, name)
@@ -97,7 +97,7 @@ class Replay:
             raise UserError(f"replay.capacity must be at least env.num_envs={lanes} (replay.capacity={cfg.capacity}).")
         if cfg.hindsight and spec.goal is None:
             raise UserError(
-                f"Hindsight needs a goal env and {spec.env_id} is none; try env=point_goal, or replay=uniform."
+                f"Hindsight needs a goal env and {spec.env_id} is not one; try env=point_goal, or replay=uniform."
             )
         self.cfg = cfg
         self.n_step = cfg.n_step
@@ -160,8 +160,8 @@ class Replay:
     @property
     def nbytes(self) -> int:
         """Bytes of memory when full."""
-        found = self.store.nbytes + (BYTES * self.capacity if self.hindsight else 0)
-        return found + (Priorities.needed_bytes(self.capacity) if self.priorities else 0)
+        total = self.store.nbytes + (BYTES * self.capacity if self.hindsight else 0)
+        return total + (Priorities.needed_bytes(self.capacity) if self.priorities else 0)
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
@@ -195,11 +195,11 @@ class Replay:
         self.priorities.dismiss(np.append(episodes.broken_by(position), position % self.capacity))
         self.priorities.admit(episodes.add(position, ends))
 
-    def cut_off(self, lanes: Sequence[int]) -> None:
+    def end_episodes(self, lanes: Sequence[int]) -> None:
         """The running episodes of these lanes go no further: their newest rows become boundaries."""
         position = self.store.end_episodes(lanes)
         if self.hindsight is not None:
-            whole = self.hindsight.episodes.cut(position)
+            whole = self.hindsight.episodes.end_running(position)
             if self.priorities is not None:
                 self.priorities.admit(whole)
 
@@ -248,7 +248,7 @@ class Replay:
     def sample(self, batch_size: int, n_batches: int) -> Iterator[Batch]:
         """`n_batches` minibatches, gathered at once; by priority, each one when it is asked for."""
         if self.priorities is None:
-            yield from cut(self.layout, self.gather(batch_size, n_batches), batch_size)
+            yield from minibatches(self.layout, self.gather(batch_size, n_batches), batch_size)
             return
         for _ in range(n_batches):
             place, weight = self.priorities.draw(self._rng, batch_size)
@@ -272,10 +272,10 @@ class Replay:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps besides the rows."""
-        found = {**self.store.counters(), "rng": self._rng.bit_generator.state}
+        state = {**self.store.counters(), "rng": self._rng.bit_generator.state}
         for part in (self.priorities, self.hindsight.episodes if self.hindsight else None):
-            found |= part.state() if part is not None else {}
-        return found
+            state |= part.state() if part is not None else {}
+        return state
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Take `state` back, after the rows."""
@@ -288,10 +288,10 @@ class Replay:
 
     def tensors(self) -> dict[str, Tensor]:
         """What changes after a row was written, from the oldest row to the newest; in every full checkpoint."""
-        found = {"mc_return": self.store.returns()} if self.layout.has_returns else {}
+        tensors = {"mc_return": self.store.returns()} if self.layout.has_returns else {}
         if self.priorities is not None:
-            found["priority"] = torch.from_numpy(self.priorities[self.store.in_order()])
-        return found
+            tensors["priority"] = torch.from_numpy(self.priorities[self.store.in_order()])
+        return tensors
 
     def load_tensors(self, saved: Mapping[str, Tensor]) -> None:
         """Take `tensors` back, after the rows and the state."""
@@ -337,7 +337,7 @@ def joined(first: np.ndarray, a: Gathered, b: Gathered) -> Gathered:
     return Gathered(join(a.rows, b.rows), apart)
 
 
-def cut(layout: Layout, gathered: Gathered, batch_size: int) -> Iterator[Batch]:
+def minibatches(layout: Layout, gathered: Gathered, batch_size: int) -> Iterator[Batch]:
     """Gathered transitions as minibatches."""
     for start in range(0, len(gathered.rows), batch_size):
         part, apart = slice(start, start + batch_size), gathered.apart
@@ -372,7 +372,7 @@ class Mixture:
             name: tuple(_interleave([(part.apart[name][k], n) for part, n in parts], n_batches) for k in (0, 1))
             for name in parts[0][0].apart
         }
-        yield from cut(self.online.layout, Gathered(rows, apart), batch_size)  # type: ignore[arg-type]
+        yield from minibatches(self.online.layout, Gathered(rows, apart), batch_size)  # type: ignore[arg-type]
 
     def state(self) -> dict[str, Any]:
         """Of both sources; the share is the phase's."""
@@ -446,7 +446,7 @@ class DatasetReplay:
 
     def sample(self, batch_size: int, n_batches: int) -> Iterator[Batch]:
         """`n_batches` minibatches, gathered at once."""
-        yield from cut(self.layout, self.gather(batch_size, n_batches), batch_size)
+        yield from minibatches(self.layout, self.gather(batch_size, n_batches), batch_size)
 
     def state(self) -> dict[str, Any]:
         return {**self.store.counters(), "rng": self._rng.bit_generator.state}

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlx.reporting import counted
 from rlx.system import enough_memory
 from rlx.types import Carry, ObsArray, Rollout, Spec
 
@@ -36,7 +37,7 @@ class RolloutBuffer:
             "truncated": number,
         }
         row = sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in columns.values())
-        what = f"A rollout of {length:,} steps of {num_envs} envs"
+        what = f"A rollout of {counted(length, 'step')} in {counted(num_envs, 'env')}"
         with enough_memory(length * num_envs * row, what, lambda k: f"try trainer.rollout_length={int(length * k)}"):
             self._columns = {name: np.zeros((*lead, *shape), dtype) for name, (shape, dtype) in columns.items()}
 
@@ -87,7 +88,7 @@ class RolloutBuffer:
                 columns[kind] = {name: columns.pop(self._key(kind, name)) for name in self.spec.obs}
         yield Rollout(**columns, carry=self._carry)
 
-    def cut_off(self, lanes: Sequence[int]) -> None:
+    def end_episodes(self, lanes: Sequence[int]) -> None:
         """The running episodes of these envs go no further: their newest steps become boundaries."""
         if self.size:
             last = self.size - 1
@@ -97,8 +98,8 @@ class RolloutBuffer:
 
     def tensors(self) -> dict[str, Tensor]:
         """A rollout that is still being collected."""
-        found = {name: torch.from_numpy(column[: self.size]) for name, column in self._columns.items()}
-        return found | {f"carry.{i}": part for i, part in enumerate(self._carry)}
+        columns = {name: torch.from_numpy(column[: self.size]) for name, column in self._columns.items()}
+        return columns | {f"carry.{i}": part for i, part in enumerate(self._carry)}
 
     def load_tensors(self, saved: Mapping[str, Tensor]) -> None:
         self.size = len(saved["reward"])

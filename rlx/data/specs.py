@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 
 from rlx.data.dataset import TransitionDataset
-from rlx.types import Spec
-
-NO_ENV = "none"  # the env id of runs without a simulator
+from rlx.types import NO_ENV, Spec
 
 
 def spec_of_dataset(dataset: TransitionDataset) -> Spec:

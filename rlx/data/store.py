@@ -162,13 +162,13 @@ class Pairs:
 
 def store_bytes(layout: Layout, capacity: int, lanes: int, frames: Mapping[str, int]) -> int:
     """What a store is going to take, before it is made."""
-    found = capacity * FLOAT * layout.width
+    total = capacity * FLOAT * layout.width
     for name, box in layout.apart.items():
         if is_kept_as_frames(box):
-            found += needed_bytes(box, capacity // lanes, lanes, frames.get(name, 1))
+            total += needed_bytes(box, capacity // lanes, lanes, frames.get(name, 1))
         else:
-            found += 2 * capacity * box.size * np.dtype(box.dtype).itemsize
-    return found
+            total += 2 * capacity * box.size * np.dtype(box.dtype).itemsize
+    return total
 
 
 def make_columns(layout: Layout, slots: int, lanes: int, frames: Mapping[str, int]) -> dict[str, Column]:
@@ -247,8 +247,8 @@ class Store:
             return number
         ends = np.minimum(self._counts, self.slots).cumsum()
         lane = np.searchsorted(ends, number, side="right")
-        found: np.ndarray = (number - np.append(0, ends)[lane]) * self.lanes + lane
-        return found
+        place: np.ndarray = (number - np.append(0, ends)[lane]) * self.lanes + lane
+        return place
 
     def newer(self, place: np.ndarray) -> np.ndarray:
         """[M] steps that the lanes have after those at these places."""
@@ -392,8 +392,8 @@ class Store:
     def ended(self, place: np.ndarray) -> np.ndarray:
         """Does an episode end at these places?"""
         assert self._ended is not None
-        found: np.ndarray = self._ended[place]
-        return found
+        flags: np.ndarray = self._ended[place]
+        return flags
 
     def next_obs(self, place: np.ndarray, part: slice) -> np.ndarray:
         """[M, ...] some entries of the next observations, where those are flat."""
@@ -404,14 +404,14 @@ class Store:
 
     def views(self) -> dict[str, np.ndarray]:
         """The columns of the rows by name; actions only where they are floats."""
-        spec, found = self.layout.spec, {}
+        spec, views = self.layout.spec, {}
         for name, columns in self.layout.slices.items():
             if name in ("reward", "terminated", "truncated", "discount", "mc_return"):
-                found[name] = self.rows[:, columns.start]
+                views[name] = self.rows[:, columns.start]
             elif name != "action" or not spec.discrete:
                 shape = spec.action_shape if name == "action" else spec.obs[name.partition(".")[2] or OBS].shape
-                found[name] = self.rows[:, columns].reshape(self.capacity, *shape)
-        return found
+                views[name] = self.rows[:, columns].reshape(self.capacity, *shape)
+        return views
 
     # -- checkpoints: rows are written once, in segments of the order in which they came ---------------------------
 

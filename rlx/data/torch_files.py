@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlx.data.columns import Array, plain_dtype, printable
+from rlx.data.columns import Array, plain_dtype
 from rlx.data.files import readable, start_of
-from rlx.errors import UserError
+from rlx.errors import UserError, shown
 from rlx.files import open_regular
 
 PROGRAM_LIMIT = 2**18  # bytes of the pickle; a hundred tensors take some 20,000
@@ -61,7 +61,7 @@ class StoredTensor(NamedTuple):
 
 def refused(path: Path, what: str) -> UserError:
     return UserError(
-        f"{path}: holds {printable(what)}: expected a dict of dense tensors saved with torch.save, and nothing else is "
+        f"{path}: holds {shown(what)}: expected a dict of dense tensors saved with torch.save, and nothing else is "
         "ever unpickled."
     )
 
@@ -81,7 +81,7 @@ class TorchTensors:
                 self.members = {m.filename: m for m in archive.infolist()}
             programs = [name for name in self.members if name.endswith("/data.pkl") and name.count("/") == 1]
             if len(programs) != 1:
-                raise ValueError("no archive of torch.save")
+                raise ValueError("not an archive of torch.save")
             self.folder = programs[0].removesuffix("data.pkl")
             program = self._bytes(file, programs[0], PROGRAM_LIMIT)
             order = (
@@ -137,11 +137,11 @@ class TorchTensors:
     def _bytes(self, file: Any, name: str, limit: int) -> bytes:
         member = self.members[name]
         if member.compress_type != zipfile.ZIP_STORED or member.file_size > limit:
-            raise ValueError(f"'{printable(name)}' is compressed or has more than {limit:,} bytes")
+            raise ValueError(f"'{shown(name)}' is compressed or has more than {limit:,} bytes")
         start_of(file, member)
         data = bytes(file.read(member.file_size))
         if zlib.crc32(data) != member.CRC:
-            raise ValueError(f"wrong checksum of '{printable(name)}'")
+            raise ValueError(f"wrong checksum of '{shown(name)}'")
         return data
 
     def _follow(self, program: bytes) -> dict[str, Any]:
@@ -202,12 +202,12 @@ class TorchTensors:
                 case "APPEND" | "APPENDS":
                     items = [stack.pop()] if opcode.name == "APPEND" else since_mark()
                     if not isinstance(stack[-1], list):
-                        raise ValueError("items for what is no list")
+                        raise ValueError("items for something that is not a list")
                     stack[-1].extend(items)
                 case "SETITEM" | "SETITEMS":
                     pairs = [stack.pop(-2), stack.pop()] if opcode.name == "SETITEM" else since_mark()
                     if not isinstance(stack[-1], dict):
-                        raise ValueError("items for what is no dict")
+                        raise ValueError("items for something that is not a dict")
                     for key, value in zip(pairs[::2], pairs[1::2], strict=True):
                         if not isinstance(key, (str, int)):
                             raise refused(self.path, f"a dict with keys that are {type(key).__name__}s")

@@ -19,7 +19,7 @@ from rlx.types import ObsArray
 MOST_EPISODES = 10**6  # beyond which a number of episodes is a mistake
 
 
-class Episodes(NamedTuple):
+class EvaluatedEpisodes(NamedTuple):
     """What each evaluation episode came to."""
 
     returns: np.ndarray  # [E] undiscounted, untransformed
@@ -50,7 +50,7 @@ class EpisodeStep(NamedTuple):
     running: list[tuple[int, int]]  # (env, episode) of those that count
 
 
-def evaluate_learner(learner: Learner, envs: VectorEnv, episodes: int, seed: int) -> Episodes:
+def evaluate_learner(learner: Learner, envs: VectorEnv, episodes: int, seed: int) -> EvaluatedEpisodes:
     """Episodes of the deterministic policy; the global random state is as before afterwards."""
     agent = LearnerAgent(learner, envs.num_envs)
     training = learner.training
@@ -61,7 +61,7 @@ def evaluate_learner(learner: Learner, envs: VectorEnv, episodes: int, seed: int
     return outcome
 
 
-def run_episodes(agent: Agent, envs: VectorEnv, episodes: int, seed: int) -> Episodes:
+def run_episodes(agent: Agent, envs: VectorEnv, episodes: int, seed: int) -> EvaluatedEpisodes:
     """What each of `episodes` episodes came to; see `walk_episodes`."""
     returns, lengths = np.zeros(episodes), np.zeros(episodes, np.int64)
     success: list[float | None] = [None] * episodes
@@ -72,7 +72,7 @@ def run_episodes(agent: Agent, envs: VectorEnv, episodes: int, seed: int) -> Epi
             if "is_success" in step.infos[i]:
                 success[k] = float(step.infos[i]["is_success"])
     known = [s for s in success if s is not None]
-    return Episodes(returns, lengths, np.array(known) if len(known) == episodes else None)
+    return EvaluatedEpisodes(returns, lengths, np.array(known) if len(known) == episodes else None)
 
 
 def episode_seeds(seed: int, episodes: int) -> list[int]:

@@ -74,7 +74,7 @@ def what_it_did(error: BaseException) -> str:
 
 
 @contextmanager
-def faults_told(name: str) -> Iterator[None]:
+def env_faults_explained(name: str) -> Iterator[None]:
     """Use a single env in this context: whatever it raises becomes an EnvFault, in a sentence."""
     try:
         yield

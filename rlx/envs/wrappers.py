@@ -83,7 +83,7 @@ def _class(place: str, target: str, trust: Sequence[str]) -> Any:
     name = plain_wrapper(target)
     if name in WRAPPERS:
         if not hasattr(gym.wrappers, name):
-            raise UserError(f"{place}: Gymnasium {gym.__version__} has no {name}; a newer one may have.")
+            raise UserError(f"{place}: Gymnasium {gym.__version__} has no {name}; a newer version may.")
         return getattr(gym.wrappers, name)
     if name in REFUSED:
         raise UserError(f"{place} cannot be {name}: {REFUSED[name]}.")

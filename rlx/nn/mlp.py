@@ -37,9 +37,9 @@ class MLP(nn.Module):
         if len(sizes) < 2 or min(sizes) < 1:
             raise UserError(f"A network needs sizes [in, hidden..., out], all positive; got {list(sizes)}.")
         if activation not in ACTIVATIONS:
-            raise UserError(f"There is no activation {activation!r}; choose one of {', '.join(ACTIVATIONS)}.")
+            raise UserError(f"Unknown activation {activation!r}. Choices: {', '.join(ACTIVATIONS)}.")
         if not 0.0 <= dropout < 1.0:
-            raise UserError(f"dropout is a probability in [0, 1); got {dropout}.")
+            raise UserError(f"dropout must be at least 0 and below 1 (dropout={dropout}).")
         self.activation, self.dropout, self.ensemble = activation, dropout, ensemble
         lead = () if ensemble is None else (ensemble,)
         row = () if ensemble is None else (ensemble, 1)
@@ -97,7 +97,7 @@ def initialize(weights: Iterable[Tensor], biases: Iterable[Tensor], init: str, f
     """
     weights, biases = list(weights), list(biases)
     if init not in ("uniform", "xavier", "orthogonal"):
-        raise UserError(f"There is no initialisation {init!r}; choose uniform, xavier or orthogonal.")
+        raise UserError(f"Unknown initialisation {init!r}. Choices: uniform, xavier, orthogonal.")
     if init != "orthogonal" and final_gain is not None:
         raise UserError("final_gain belongs to init=orthogonal; drop it or choose that initialisation.")
     with torch.no_grad():

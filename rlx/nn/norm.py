@@ -61,11 +61,11 @@ class RenormMLP(nn.Module):
         layers = self.layers()
         x = x.expand(len(self.weights[0]), *x.shape)
         if torch.compiler.is_compiling():
-            y, found = learn(x, layers, renorm)
+            y, moments = learn(x, layers, renorm)
         else:
-            y, *found = HandWrittenLearn.apply(x, renorm, len(layers), *(p for layer in layers for p in layer))
+            y, *moments = HandWrittenLearn.apply(x, renorm, len(layers), *(p for layer in layers for p in layer))
         with torch.no_grad():
-            torch._foreach_lerp_([s for layer in layers for s in (layer.mean, layer.var)], found, MOMENTUM)
+            torch._foreach_lerp_([s for layer in layers for s in (layer.mean, layer.var)], moments, MOMENTUM)
         return y
 
 

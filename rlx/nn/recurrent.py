@@ -74,7 +74,7 @@ class LSTM(nn.Module):
         return x, (torch.stack(hidden, 1), torch.stack(cell, 1))
 
     def forward(self, table: Tensor, groups: Sequence[Stretches], state: State) -> Tensor:
-        """What each row of a table [R, inputs] becomes, [R, width]; 0 where no stretch comes by.
+        """What each row of a table [R, inputs] becomes, [R, width]; 0 for rows that are in no stretch.
 
         `state` is that of the lanes before the rollout.
         """

@@ -16,13 +16,12 @@ from omegaconf import DictConfig, OmegaConf
 from rlx.build import env_spec
 from rlx.config import check_spec, env_modules
 from rlx.data.presence import check_there
-from rlx.data.specs import NO_ENV
 from rlx.errors import UserError
 from rlx.sweeps.job import Ended, Task, prepare
 from rlx.sweeps.manifest import MOST_JOBS, SEED, Job, Sweep
 from rlx.sweeps.settings import Dimension, Plan, naming
-from rlx.system import AUTO, MOST, choose_device, usable_cpus
-from rlx.types import Spec
+from rlx.system import AUTO, MAX_THREADS, choose_device, usable_cpus
+from rlx.types import NO_ENV, Spec
 
 log = logging.getLogger("rlx")
 
@@ -135,7 +134,7 @@ class Checked:
         if cfg.env.id != NO_ENV:
             check_spec(cfg, self._spec(cfg))
         threads = cfg.threads
-        self.threads = max(self.threads, min(MOST, usable_cpus()) if threads == AUTO else threads or 1)
+        self.threads = max(self.threads, min(MAX_THREADS, usable_cpus()) if threads == AUTO else threads or 1)
         return cfg
 
     def _spec(self, cfg: DictConfig) -> Spec:

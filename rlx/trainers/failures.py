@@ -9,6 +9,7 @@ from rlx.envs.vector import EnvFault, NonFiniteAction
 from rlx.errors import RunFailed, UserError
 from rlx.files import write_atomically
 from rlx.learner import is_learning_rate
+from rlx.reporting import counted
 from rlx.run_folder import ERROR_FILE
 
 if TYPE_CHECKING:
@@ -38,9 +39,9 @@ def diverged(trainer: Trainer, problem: str) -> RunFailed:
 
 def _failed(trainer: Trainer, problem: str, how: str = "", overrides: Sequence[str] = ()) -> RunFailed:
     state = trainer.state
-    made = "1 update" if state.updates == 1 else f"{state.updates} updates"
-    where = f"The run ended after {state.env_steps} env steps and {made}."
-    return RunFailed(f"{problem}. {where} {way_on(trainer, how, overrides)}")
+    done = f"{counted(state.env_steps, 'env step')} and {counted(state.updates, 'update')}"
+    where = f"The run ended after {done}."
+    return RunFailed(f"{problem}. {where} {how_to_resume(trainer, how, overrides)}")
 
 
 def _keep_trace(trainer: Trainer, fault: EnvFault) -> str:
@@ -55,7 +56,7 @@ def _keep_trace(trainer: Trainer, fault: EnvFault) -> str:
     return f"; its traceback is in {file}"
 
 
-def way_on(trainer: Trainer, how: str = "", overrides: Sequence[str] = ()) -> str:
+def how_to_resume(trainer: Trainer, how: str = "", overrides: Sequence[str] = ()) -> str:
     """The last checkpoint, and what to type to go on from it."""
     command = " ".join(["python -m rlx resume", str(trainer.run_dir), *overrides])
     how = f" {how}" if how else ""

@@ -69,8 +69,8 @@ class Guard:
         flaws: list[str] = []
         if not seem_fine([*weights.values()], [*others.values(), *losses.values()]):
             limits = [(weights, LARGEST), (others, math.inf), (losses, math.inf)]
-            found = ((name, flaw(t, limit)) for group, limit in limits for name, t in group.items())
-            flaws = [f"{name} {text}" for name, text in found if text is not None]
+            judged = ((name, flaw(t, limit)) for group, limit in limits for name, t in group.items())
+            flaws = [f"{name} {text}" for name, text in judged if text is not None]
         if not flaws:
             self._good = updates
             return None

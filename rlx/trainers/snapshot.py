@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rlx.checkpoint import Checkpoint
+from rlx.checkpoint import CheckpointData
 from rlx.errors import UserError
 from rlx.restoring import check_like
 from rlx.rng import load_rng_state, load_rng_tensors, rng_state, rng_tensors
@@ -99,13 +99,13 @@ class Snapshot:
         checkpoint.state["policy_only"] = True
         return self._trainer.checkpoints.save_best(checkpoint, self._trainer.state.steps)
 
-    def _written(self, parts: dict[str, Part]) -> Checkpoint:
+    def _written(self, parts: dict[str, Part]) -> CheckpointData:
         state = {name: part.state() for name, part in parts.items() if part.state is not None}
         groups = {name: part.tensors() for name, part in parts.items() if part.tensors is not None}
         groups = {name: tensors for name, tensors in groups.items() if tensors}
-        return Checkpoint.of(self._trainer.cfg, self._trainer.spec, state, groups)
+        return CheckpointData.of(self._trainer.cfg, self._trainer.spec, state, groups)
 
-    def load(self, saved: Checkpoint) -> None:
+    def load(self, saved: CheckpointData) -> None:
         """Take every part back; ValueError and the like where a part is not one of this run."""
         for name, part in self._parts.items():
             if part.rows is not None:
@@ -142,7 +142,7 @@ def _data(trainer: Trainer) -> Part:
 def _load_counters(trainer: Trainer, state: dict[str, Any]) -> None:
     check_like(state, asdict(TrainerState()), "trainer")
     _refuse_negative(state)
-    if state["phase"] not in ("", *trainer.settings.phases):
+    if state["phase"] not in ("", *trainer.plan.phases):
         raise ValueError(f"its phase {state['phase']!r:.40} is not one of this run")
     trainer.state = TrainerState(**state)
 

@@ -28,7 +28,7 @@ import numpy as np
 from rlx.callbacks import crossed
 from rlx.callbacks.bus import CallbackBus
 from rlx.callbacks.metrics import TrainMetrics
-from rlx.checkpoint import Checkpoint, CheckpointStore
+from rlx.checkpoint import CheckpointData, CheckpointStore
 from rlx.collectors.base import RANDOM_STEPS, Collector
 from rlx.data.reader import Reader
 from rlx.data.replay import DatasetReplay, Mixture, Replay
@@ -40,8 +40,8 @@ from rlx.learner import Learner
 from rlx.rewards import RewardTransform
 from rlx.run_folder import ERROR_FILE
 from rlx.schedules import MIXTURE
-from rlx.system import INTERRUPTS
-from rlx.trainers.failures import diverged, explained, way_on
+from rlx.system import INTERRUPTED
+from rlx.trainers.failures import diverged, explained, how_to_resume
 from rlx.trainers.guard import Guard
 from rlx.trainers.snapshot import Snapshot
 from rlx.trainers.state import TrainerState
@@ -101,19 +101,19 @@ class TrainerConfig:
     phases: dict[str, Phase] = field(default_factory=dict)
 
 
-def total_steps(settings: TrainerConfig) -> int | None:
+def total_steps(plan: TrainerConfig) -> int | None:
     """The budget on the clock of the regime; None if only wall time or a rule ends the run."""
     total = 0
-    for phase in settings.phases.values():
+    for phase in plan.phases.values():
         if phase.collect == 0:
-            limits = [x for x in (phase.updates, settings.max_updates) if x is not None]
+            limits = [x for x in (phase.updates, plan.max_updates) if x is not None]
         else:
-            limits = [x for x in (phase.env_steps, settings.max_env_steps) if x is not None]
+            limits = [x for x in (phase.env_steps, plan.max_env_steps) if x is not None]
         if not limits:
             total = 0
             break
         total += min(limits)
-    epochs = settings.max_epochs * settings.epoch_length if settings.max_epochs is not None else 0
+    epochs = plan.max_epochs * plan.epoch_length if plan.max_epochs is not None else 0
     return min((x for x in (total, epochs) if x), default=None)
 
 
@@ -122,7 +122,7 @@ class Trainer:
 
     def __init__(
         self,
-        settings: TrainerConfig,
+        plan: TrainerConfig,
         cfg: DictConfig,
         learner: Learner,
         bus: CallbackBus,
@@ -134,8 +134,8 @@ class Trainer:
         prior: Reader | None = None,
         dataset: TransitionDataset | None = None,
     ):
-        self.settings = settings
-        self.cfg = cfg
+        self.plan = plan  # budgets, intervals and phases: the group `trainer`
+        self.cfg = cfg  # of the whole run
         self.learner = learner
         self.spec: Spec = learner.spec
         self.bus = bus
@@ -147,7 +147,7 @@ class Trainer:
         self.state = TrainerState()
         self.resumed = False
         self.interrupt: str | None = None  # set by a signal: end after the step under way
-        self.checkpoints = CheckpointStore(run_dir / "checkpoints", keep=settings.keep_checkpoints)
+        self.checkpoints = CheckpointStore(run_dir / "checkpoints", keep=plan.keep_checkpoints)
         self.collector = collector
         self._eval_envs = eval_envs
         self._open = [part for part in (collector, eval_envs) if part is not None]
@@ -157,7 +157,7 @@ class Trainer:
         self._looked = 0  # steps when it last looked
         self.device = next(iter(learner.parameters())).device
         self._clock = time.perf_counter()
-        lengths = [p.collect for p in settings.phases.values() if p.on_policy]  # all the same
+        lengths = [p.collect for p in plan.phases.values() if p.on_policy]  # all the same
         if lengths and collector is not None:
             self.rollout = RolloutBuffer(lengths[0], collector.num_envs, self.spec)
         self._snapshot = Snapshot(self)
@@ -182,8 +182,8 @@ class Trainer:
         self._refuse_poison()
         self.bus.emit("run_start", self)
         self._check_budgets()
-        order = list(self.settings.phases)
-        names = [name for name in order if self.settings.phases[name].updates != 0]
+        order = list(self.plan.phases)
+        names = [name for name in order if self.plan.phases[name].updates != 0]
         if not self.state.phase:
             self._enter(names[0])
         at = order.index(self.state.phase)  # which may have been left without updates since
@@ -192,7 +192,7 @@ class Trainer:
                 break
             if name != self.state.phase:
                 self._enter(name)
-            self._run(self.settings.phases[name])
+            self._run(self.plan.phases[name])
         else:
             self.stop("completed")
         self._tick()
@@ -229,10 +229,10 @@ class Trainer:
             if state.updates > version:
                 self._load_collector(phase)
             state.collected = 0
-            state.epoch = state.steps // self.settings.epoch_length
+            state.epoch = state.steps // self.plan.epoch_length
             self._tick()
             self._check_budgets()
-            if crossed(self._looked, state.steps, self.settings.log_interval):
+            if crossed(self._looked, state.steps, self.plan.log_interval):
                 self._looked = state.steps
                 self._refuse_poison()
             self.bus.emit("iteration", self)
@@ -275,7 +275,7 @@ class Trainer:
             first = max(phase.random_steps, phase.start_after, phase.min_buffer_size)
             learning_steps = state.phase_env_steps - first
             due = math.floor(phase.updates_per_step * max(0, learning_steps) + 1e-9) - state.phase_updates
-        for limit, made in ((phase.updates, state.phase_updates), (self.settings.max_updates, state.updates)):
+        for limit, made in ((phase.updates, state.phase_updates), (self.plan.max_updates, state.updates)):
             if limit is not None:
                 due = min(due, limit - made)
         return max(0, due)
@@ -317,11 +317,11 @@ class Trainer:
 
     def _room(self, phase: Phase) -> int:
         """How many more vector steps the budgets allow."""
-        state, settings = self.state, self.settings
-        limits = ((phase.env_steps, state.phase_env_steps), (settings.max_env_steps, state.env_steps))
+        state, plan = self.state, self.plan
+        limits = ((phase.env_steps, state.phase_env_steps), (plan.max_env_steps, state.env_steps))
         left = [limit - taken for limit, taken in limits if limit is not None]
-        if settings.max_epochs is not None:
-            left.append(settings.max_epochs * settings.epoch_length - state.steps)
+        if plan.max_epochs is not None:
+            left.append(plan.max_epochs * plan.epoch_length - state.steps)
         return max(0, min(left) // self._num_envs) if left else sys.maxsize
 
     @property
@@ -342,23 +342,23 @@ class Trainer:
 
     def _check_budgets(self) -> None:
         """Stop before the first step that would go beyond a budget."""
-        state, settings = self.state, self.settings
-        phase = settings.phases.get(state.phase)
+        state, plan = self.state, self.plan
+        phase = plan.phases.get(state.phase)
         n = self._num_envs if phase and phase.collect else 1
-        if settings.max_updates is not None and state.updates >= settings.max_updates:
+        if plan.max_updates is not None and state.updates >= plan.max_updates:
             self.stop("max_updates")
-        if settings.max_env_steps is not None and state.env_steps + n > settings.max_env_steps:
+        if plan.max_env_steps is not None and state.env_steps + n > plan.max_env_steps:
             self.stop("max_env_steps")
-        if settings.max_epochs is not None and state.steps + n > settings.max_epochs * settings.epoch_length:
+        if plan.max_epochs is not None and state.steps + n > plan.max_epochs * plan.epoch_length:
             self.stop("max_epochs")
-        if settings.max_seconds is not None and state.wall_time >= settings.max_seconds:
+        if plan.max_seconds is not None and state.wall_time >= plan.max_seconds:
             self.stop("max_seconds")
 
     def finished(self) -> bool:
         """Asked after a restore: would `run` make no step and no update? A budget that is spent becomes the reason."""
         self._check_budgets()
-        *_, last = (name for name, phase in self.settings.phases.items() if phase.updates != 0)
-        return self.state.should_stop or (self.state.phase == last and self._spent(self.settings.phases[last]))
+        *_, last = (name for name, phase in self.plan.phases.items() if phase.updates != 0)
+        return self.state.should_stop or (self.state.phase == last and self._spent(self.plan.phases[last]))
 
     def _tick(self) -> None:
         self.state.wall_time = time.perf_counter() - self._clock
@@ -366,7 +366,7 @@ class Trainer:
     @property
     def total_steps(self) -> int | None:
         """The budget on the clock of the regime; None if only wall time or a rule ends the run."""
-        return total_steps(self.settings)
+        return total_steps(self.plan)
 
     # -- failures --------------------------------------------------------------------------------------------------
 
@@ -380,9 +380,9 @@ class Trainer:
         """The metrics of the updates since the last row, where there are rows at all."""
         return next((c.pending() for c in self.bus.callbacks.values() if isinstance(c, TrainMetrics)), {})
 
-    def way_on(self) -> str:
+    def how_to_resume(self) -> str:
         """The last checkpoint, and what to type to go on from it."""
-        return way_on(self)
+        return how_to_resume(self)
 
     # -- what callbacks may ask for --------------------------------------------------------------------------------
 
@@ -426,13 +426,13 @@ class Trainer:
         self.bus.emit("checkpoint", self, path)
         return path
 
-    def restore(self, saved: Checkpoint) -> None:
+    def restore(self, saved: CheckpointData) -> None:
         """Continue from a full checkpoint."""
         self._snapshot.load(saved)
         self.resumed = True
         if self.collector is not None and self.collector.lost:
             self._end_lost_episodes(self.collector.lost)
-        passed = (*BUDGETS, *INTERRUPTS.values())
+        passed = (*BUDGETS, *INTERRUPTED)
         if self.state.stop_reason in passed or not self.bus.upholds(self.state.stop_reason, saved.state["callbacks"]):
             self.state.should_stop, self.state.stop_reason = False, ""
 
@@ -441,5 +441,5 @@ class Trainer:
         self.state.exact = False
         for store in (self.replay, self.rollout):
             if store is not None:
-                store.cut_off(envs)
+                store.end_episodes(envs)
         self.checkpoints.rewrite_replay()

@@ -13,7 +13,7 @@ from rlx.trainers.trainer import Phase
 
 
 @dataclass
-class Settings:
+class Plan:
     eval_interval: int = 10
     eval_episodes: int = 3
     checkpoint_interval: int = 10
@@ -65,7 +65,7 @@ class FakeTrainer:
     run_dir: Path = Path()
 
     def __post_init__(self) -> None:
-        self.settings = Settings()
+        self.plan = Plan()
         self.state = SimpleNamespace(
             steps=0, env_steps=0, updates=0, epoch=0, best=None, should_stop=False, stop_reason="", wall_time=0.0
         )

@@ -38,7 +38,7 @@ def test_evaluates_once_more_at_the_end_unless_just_done_or_interrupted(make_tra
 
 def test_interval_zero_evaluates_only_at_the_end(make_trainer):
     trainer = make_trainer({"evaluate": Evaluate(EvaluateConfig())}, scores=[1.0])
-    trainer.settings.eval_interval = 0
+    trainer.plan.eval_interval = 0
     trainer.start().advance(50)
     assert trainer.rows == []
     trainer.end("max_updates")

@@ -120,6 +120,6 @@ def test_a_set_of_others_is_refused_on_resume(killed: tuple[Path, dict], name: s
     shutil.rmtree(run / "minari" / dataset, ignore_errors=True)
     write_minari(dataset, episodes, "Pendulum-v1", run / "minari", algorithm="theirs", description="(run 0)")
     before = {p: p.read_bytes() for p in (run / "minari").rglob("*") if p.is_file()}
-    with pytest.raises(UserError, match=f"{dataset} exists already and is not of this run"):
+    with pytest.raises(UserError, match=f"{dataset} exists already and was not written by this run"):
         resumed(run)
     assert {p: p.read_bytes() for p in (run / "minari").rglob("*") if p.is_file()} == before

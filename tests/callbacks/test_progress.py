@@ -96,7 +96,7 @@ def test_the_time_left_is_told_from_learning_and_evaluating(make_trainer, monkey
     """Random steps take no time, learning 2 s a step, an evaluation 30 s; 70 steps and one evaluation are left."""
     clock, progress = Clock(monkeypatch), Progress(ProgressConfig())
     trainer = make_trainer({"progress": progress}).start()
-    trainer.settings.eval_interval = 50
+    trainer.plan.eval_interval = 50
     trainer.bus.emit("phase_start", trainer, "online")
     clock.now += 1
     trainer.state.steps += 20
@@ -113,8 +113,8 @@ def test_a_later_phase_is_told_by_its_updates(make_trainer, monkeypatch):
     """40 updates here at 1 s, then 100 env steps of two updates each."""
     clock, progress = Clock(monkeypatch), Progress(ProgressConfig())
     trainer = make_trainer({"progress": progress}, total_steps=150).start()
-    trainer.settings.eval_interval, trainer.settings.max_env_steps = 0, 100
-    trainer.settings.phases = {"pretrain": Phase(updates=50), "online": Phase(collect=1, updates_per_step=2.0)}
+    trainer.plan.eval_interval, trainer.plan.max_env_steps = 0, 100
+    trainer.plan.phases = {"pretrain": Phase(updates=50), "online": Phase(collect=1, updates_per_step=2.0)}
     trainer.bus.emit("phase_start", trainer, "pretrain")
     clock.learn(trainer, 10, seconds=1)
     assert eta(progress, trainer) == "4m00s"

@@ -28,7 +28,7 @@ def test_drives_numbers_of_the_algorithm_and_of_the_trainer(make_trainer):
     }
     schedules = Schedules(ScheduleConfig(targets=targets))
     trainer = make_trainer({"schedules": schedules}).start()
-    assert trainer.settings.phases["online"].offline_fraction == 0.25
+    assert trainer.plan.phases["online"].offline_fraction == 0.25
     assert trainer.learner.cfg.epsilon == 1.0
     trainer.advance(5)
     assert trainer.learner.cfg.epsilon == 0.75

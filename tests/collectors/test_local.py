@@ -14,7 +14,7 @@ from toys import BOXES, SPEC, ToyEnvs, ToyLearner
 
 import rlx
 from rlx.agent import LearnerAgent
-from rlx.callbacks.fitted_q import refuse_memory
+from rlx.callbacks import refuse_memory
 from rlx.collectors import LocalCollector, LocalConfig
 from rlx.collectors.base import RANDOM_STEPS
 from rlx.envs.evaluation import run_episodes

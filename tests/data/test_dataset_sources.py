@@ -6,7 +6,10 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
 
+import rlx
+from rlx.collectors.runner import episode_seed
 from rlx.config import compose_config, instantiate
 from rlx.data import TransitionDataset, load_transition_dataset
 from rlx.data.columns import MappedColumn
@@ -24,6 +27,7 @@ from rlx.data.sources import (
     load_random,
     load_run,
 )
+from rlx.envs import make_env
 from rlx.errors import UserError
 from rlx.types import Spec
 
@@ -188,15 +192,54 @@ def test_random_rollouts_need_a_size():
 def test_a_run_gives_its_replay_with_actions_as_they_are(tmp_path, monkeypatch):
     (tmp_path / "checkpoints").mkdir()
     columns = arrays() | {"actions": np.full((60, 1), 0.5, np.float32)}
-    monkeypatch.setattr("rlx.data.sources.read_replay", lambda folder: (columns, "Pendulum-v1"))
+    monkeypatch.setattr("rlx.data.sources.run.read_replay", lambda folder: (columns, "Pendulum-v1"))
     data = load_run(RunConfig(path=str(tmp_path)), PENDULUM)
     assert data.action[0].tolist() == [0.5]  # scaled already, not scaled again
     assert any("reward transform" in note for note in data.notes)
 
 
-@pytest.mark.parametrize(
-    ("path", "expected"), [("", "dataset.path=RUN_FOLDER"), ("nowhere", "is not the folder of a run")]
+STACKED = (
+    "+env.wrappers.gray=GrayscaleObservation",
+    "+env.wrappers.stack={_target_: FrameStackObservation, stack_size: 3}",
 )
+
+
+@pytest.mark.parametrize(("wrappers", "shape"), [((), (16, 16, 3)), (STACKED, (3, 16, 16))])
+def test_a_run_of_images_is_a_dataset(tmp_path, wrappers, shape):
+    """To the byte: its actions, played again from the seeds of its episodes, lead to the same pictures."""
+    tiny = ("algo=dqn", "encoder=flat", "algo.hidden=[8]", "~callbacks.evaluate", "trainer.learning_starts=70")
+    run = tmp_path / "run"
+    rlx.train(*tiny, "env=pixel_goal", *wrappers, trainer={"max_env_steps": 70}, run_dir=run, quiet=True)
+    data = load_transition_dataset(run)
+    assert (data.obs.shape, data.obs.dtype, data.next_obs.dtype) == ((70, *shape), np.uint8, np.uint8)
+    env = make_env(OmegaConf.to_object(compose_config(["env=pixel_goal", *wrappers]).env))
+    for number, (start, stop) in enumerate(data.episodes, start=1):
+        obs, _ = env.reset(seed=episode_seed(0, 0, number))
+        for row in range(start, stop):
+            assert np.array_equal(data.obs[row], obs)
+            obs, *_ = env.step(data.action[row])
+            assert np.array_equal(data.next_obs[row], obs)
+    offline = ("dataset=run", f"dataset.path={run}", *wrappers, "algo.hidden=[8]", "encoder=flat")
+    budget = {"max_updates": 2, "eval_episodes": 1}
+    result = rlx.train("algo=bc", *offline, env="pixel_goal", trainer=budget, run_dir=tmp_path / "offline", quiet=True)
+    assert result.summary["updates"] == 2
+
+
+def test_without_an_env_data_may_name_theirs(tmp_path):
+    np.savez(tmp_path / "d.npz", **arrays(), env_id=np.array("Pendulum-v1"))
+    chosen = (
+        "algo=bc",
+        "env=none",
+        "dataset=npz",
+        f"dataset.path={tmp_path / 'd.npz'}",
+        "algo.hidden=[8]",
+        "~callbacks.fitted_q",
+    )
+    result = rlx.train(*chosen, trainer={"max_updates": 2}, run_dir=tmp_path / "run", quiet=True)
+    assert result.summary["updates"] == 2
+
+
+@pytest.mark.parametrize(("path", "expected"), [("", "dataset.path=RUN_FOLDER"), ("nowhere", "is not a run folder")])
 def test_a_run_that_is_none(path, expected):
     with pytest.raises(UserError, match=expected):
         load_run(RunConfig(path=path), PENDULUM)

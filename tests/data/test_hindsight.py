@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import rlx
 from rlx.data.replay import Replay, ReplayConfig
 from rlx.envs import EnvConfig, make_env, spec_of
-from rlx.errors import UserError
+from rlx.envs.point_goal import PointGoal
+from rlx.envs.vector import EnvFault
+from rlx.errors import RunFailed, UserError
 from rlx.rewards import RewardConfig, RewardTransform
 from rlx.types import Spec
 
@@ -17,8 +21,8 @@ ENV = make_env(EnvConfig(id="rlx/PointGoal-v0"))
 SPEC = spec_of(ENV, "rlx/PointGoal-v0")
 
 
-def make_replay(capacity: int = 64, num_envs: int = 1, fraction: float = 1.0) -> Replay:
-    cfg = ReplayConfig(hindsight=True, capacity=capacity, relabel_fraction=fraction)
+def make_replay(capacity: int = 64, num_envs: int = 1, fraction: float = 1.0, n_step: int = 1) -> Replay:
+    cfg = ReplayConfig(hindsight=True, capacity=capacity, relabel_fraction=fraction, n_step=n_step)
     replay = Replay(cfg, SPEC, num_envs, discount=0.9, seed=0)
     replay.attach_env(ENV, RewardTransform(RewardConfig()))
     return replay
@@ -145,6 +149,45 @@ def test_a_reward_that_cannot_judge_many_goals_is_refused(compute, said: str, mo
     monkeypatch.setattr(type(ENV.unwrapped), "compute_reward", compute and staticmethod(compute))
     with pytest.raises(UserError, match=said):
         make_replay()
+
+
+@pytest.mark.parametrize(
+    ("compute", "said"),
+    [
+        (lambda achieved, desired, info: 1 / 0, "raised ZeroDivisionError"),
+        (lambda achieved, desired, info: desired[:, :1], r"gave float32 of shape \(\d+, 1\), not one reward for each"),
+        (lambda achieved, desired, info: np.nan * desired[:, 0], "gave rewards that are not finite"),
+    ],
+)
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_a_reward_that_fails_later_is_a_fault_of_the_env(
+    compute, said: str, n_step: int, monkeypatch: pytest.MonkeyPatch
+):
+    """Of n steps, the rewards of all are computed anew."""
+    replay = make_replay(n_step=n_step)
+    add_episode(replay, 4, tag=1)
+    monkeypatch.setattr(replay.hindsight, "_compute_reward", compute)
+    with pytest.raises(EnvFault, match=f"rlx/PointGoal-v0: compute_reward of {5 * n_step} goals {said}"):
+        sample(replay, 5)
+
+
+class Breaks(PointGoal):
+    """Fails at more than two goals."""
+
+    def compute_reward(self, achieved_goal, desired_goal, info):
+        if len(desired_goal) > 2:
+            raise ValueError("too many goals")
+        return super().compute_reward(achieved_goal, desired_goal, info)
+
+
+def test_a_run_whose_env_cannot_judge_goals_ends_in_a_sentence(tmp_path: Path):
+    budget = {"max_env_steps": 60, "learning_starts": 20, "eval_episodes": 1}
+    small = {"algo.hidden": [8], "algo.batch_size": 8, "env.max_episode_steps": 10}
+    with pytest.raises(
+        RunFailed, match=r"compute_reward of \d goals raised ValueError: too many goals .*The run ended"
+    ):
+        rlx.train("algo=her", env=Breaks, trainer=budget, run_dir=tmp_path / "run", quiet=True, **small)
+    assert "too many goals" in (tmp_path / "run" / "error.txt").read_text()
 
 
 def test_goals_are_not_left_as_they_were_for_want_of_an_env():

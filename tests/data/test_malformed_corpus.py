@@ -21,8 +21,18 @@ import pytest
 from malformed import CORPUS, N, arrays
 
 import rlx.cli
-from rlx.data.minari import MinariConfig, load_minari, read_minari_folder
-from rlx.data.sources import Hdf5Config, Memory, NpzConfig, PtConfig, load_hdf5, load_npz, load_pt
+from rlx.data.minari import read_minari_folder
+from rlx.data.sources import (
+    Hdf5Config,
+    Memory,
+    MinariConfig,
+    NpzConfig,
+    PtConfig,
+    load_hdf5,
+    load_minari,
+    load_npz,
+    load_pt,
+)
 from rlx.errors import UserError
 from rlx.types import Spec
 

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from rlx.data import minari as source
-from rlx.data.minari import Episode, MinariConfig, load_minari, read_minari, read_minari_folder, write_minari
+from rlx.data.minari import Episode, read_minari, read_minari_folder, write_minari
 from rlx.data.pendulum_data import EPISODES, pendulum_mixed, swing_up
+from rlx.data.sources import MinariConfig, load_minari
 from rlx.errors import UserError
 from rlx.types import Spec
 
@@ -124,7 +125,7 @@ def test_a_misspelt_id_gets_a_hint():
 
 
 def test_no_id():
-    with pytest.raises(UserError, match=r"No Minari dataset is set for Pendulum-v1: say dataset.id="):
+    with pytest.raises(UserError, match=r"No Minari dataset is known for Pendulum-v1: set dataset.id="):
         load_minari(MinariConfig(), PENDULUM)
 
 

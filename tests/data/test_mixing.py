@@ -53,7 +53,7 @@ def test_the_same_seed_gives_the_same_mixture(pair):
 
 def test_too_large_a_size_is_refused_unless_episodes_may_repeat(pair):
     ratios = {"expert": 0.5, "random": 0.5}
-    with pytest.raises(UserError, match=r"dataset.size=100 .* at most 80; say dataset.oversample=true"):
+    with pytest.raises(UserError, match=r"dataset.size=100 .* at most 80; add dataset.oversample=true"):
         mix_transition_datasets(pair, ratios, size=100)
     mixed = mix_transition_datasets(pair, ratios, size=100, oversample=True)
     assert np.bincount(mixed.group).tolist() == [50, 50]
@@ -106,5 +106,5 @@ def test_different_data_cannot_be_mixed(pair):
 
 
 def test_exact_batches_use_all_rows(pair):
-    with pytest.raises(UserError, match="no meaning with exact_per_batch"):
+    with pytest.raises(UserError, match="no effect with exact_per_batch"):
         mix_transition_datasets(pair, {"expert": 1, "random": 1}, size=10, exact_per_batch=True)

@@ -59,7 +59,7 @@ def test_minari_holds_the_same_data(dataset_id, monkeypatch):
 def test_unclipped_actions_of_a_real_set_are_counted(caplog):
     data = load_transition_dataset(FOLDER / "hopper-cs285-expert.npz", HOPPER)
     assert np.abs(data.action).max() == 1
-    share = float(caplog.text.partition("entries (")[2].partition(" %")[0])
+    share = float(caplog.text.partition("values (")[2].partition(" %")[0])
     assert share == pytest.approx(44, abs=0.5)
 
 

@@ -235,13 +235,13 @@ def test_segments_put_everything_back(spec: Spec, total: int) -> None:
 def test_an_episode_that_was_lost_is_cut_off() -> None:
     replay = make(num_envs=2, n_step=3)
     fill(replay, 2)
-    replay.cut_off([1])
+    replay.end_episodes([1])
     fill(replay, 2, start=2)
     batch = rows_of(replay, [2, 3])  # step 1 of env 0 and of env 1
     assert batch.reward.tolist() == [2 + 3 / 2 + 4 / 4, 2.0]
     assert batch.discount.tolist() == [0.125, 0.5]
     assert batch.terminated.tolist() == [0.0, 0.0]
-    make().cut_off([0])  # nothing to cut in an empty one
+    make().end_episodes([0])  # nothing to end in an empty one
 
 
 def dataset(n: int) -> TransitionDataset:

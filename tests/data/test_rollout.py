@@ -60,11 +60,11 @@ def test_it_survives_a_checkpoint(steps: int) -> None:
 
 def test_episodes_that_were_lost_are_cut_off() -> None:
     buffer = RolloutBuffer(4, 2, BOX)
-    buffer.cut_off([0])
+    buffer.end_episodes([0])
     zero, no = np.zeros((2, 3)), np.zeros(2)
     for terminated in (no, no, np.array([0.0, 1.0])):
         buffer.add(zero, np.zeros((2, 2)), no, zero, terminated, no)
-    buffer.cut_off([0, 1])
+    buffer.end_episodes([0, 1])
     (rollout,) = buffer.sample(1, 1)
     assert rollout.truncated.tolist() == [[0, 0], [0, 0], [1, 0]]  # what terminated is not truncated as well
 

@@ -87,7 +87,7 @@ def test_missing_boundaries_are_found_where_next_obs_does_not_continue():
     arrays = make(terminated=np.zeros(5), truncated=None)
     data = TransitionDataset.from_dict(arrays)
     assert data.truncated.tolist() == [0, 0, 1, 0, 1]
-    assert any("1 boundaries found" in note for note in data.notes)
+    assert any("1 boundary where" in note for note in data.notes)
 
 
 def test_explicit_end_markers_become_truncations():
@@ -132,8 +132,8 @@ def test_actions_outside_are_clipped_and_counted_or_refused(caplog):
     data = TransitionDataset.from_dict(make(action=action), source="some.npz")
     clipped = data.with_scaled_actions(BOX)
     assert clipped.action[[0, 2]].tolist() == [[-1, -1], [1, 1]]
-    assert "2 action entries (20.0 %) outside the box clipped" in caplog.text
-    with pytest.raises(UserError, match=r"some\.npz: key 'action' has 2 entries outside"):
+    assert "2 action values (20.0 %) outside the box clipped" in caplog.text
+    with pytest.raises(UserError, match=r"some\.npz: key 'action' has 2 values outside"):
         data.with_scaled_actions(BOX, "error")
 
 
@@ -167,7 +167,7 @@ def test_n_step_columns_by_hand():
     assert data.terminated.tolist() == [0, 1, 1, 0, 0]
     assert data.discount.tolist() == [0.25, 0.25, 0.5, 0.25, 0.5]
     assert data.episodes.tolist() == [[0, 3], [3, 5]]  # still the episodes of the data
-    with pytest.raises(UserError, match="n >= 1"):
+    with pytest.raises(UserError, match=r"at least 1 step \(n=0\)"):
         data.with_n_step(0, 0.5)
 
 

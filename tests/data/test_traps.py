@@ -12,9 +12,16 @@ import rlx.cli
 import rlx.workflows
 from rlx.data import TransitionDataset, WindowSampler, inspect_dataset
 from rlx.data.episodes import reset_rows, with_episodes, with_terminals
-from rlx.data.mixing import MixConfig, load_mix
 from rlx.data.replay import DatasetReplay
-from rlx.data.sources import NpzConfig, finish, load_npz, load_transition_dataset, roll_out_random
+from rlx.data.sources import (
+    MixConfig,
+    NpzConfig,
+    finish,
+    load_mix,
+    load_npz,
+    load_transition_dataset,
+    roll_out_random,
+)
 from rlx.errors import UserError
 from rlx.types import Spec
 
@@ -167,9 +174,9 @@ def test_shuffled_rows_are_said_once_and_only_single_steps_are_left(tmp_path, ca
     order = np.random.default_rng(1).permutation(500)
     cfg = saved(tmp_path, {key: array[order] for key, array in walks([25] * 20).items()})
     data = load_npz(cfg, SPEC)
-    assert warnings_of(caplog).count("the rows are in no order") == 1
+    assert warnings_of(caplog).count("the rows are not in order") == 1
     DatasetReplay(data, SPEC, 0.9, 1, 0)
-    with pytest.raises(UserError, match="in no order, and Monte-Carlo returns need whole episodes"):
+    with pytest.raises(UserError, match="not in order, and Monte-Carlo returns need whole episodes"):
         data.with_mc_returns(0.9)
     cfg.episodes = "infer"
     with pytest.raises(UserError, match="finds no episodes"):
@@ -180,7 +187,7 @@ def test_shuffled_rows_without_truncations_are_no_episodes_of_one_row(tmp_path):
     order = np.random.default_rng(1).permutation(500)
     arrays = {key: array[order] for key, array in walks([25] * 20).items() if key != "truncated"}
     data = load_npz(saved(tmp_path, arrays), SPEC)
-    with pytest.raises(UserError, match="in no order"):
+    with pytest.raises(UserError, match="not in order"):
         data.with_n_step(2, 0.9)
 
 
@@ -352,7 +359,7 @@ def test_the_table_tells_of_all_of_it(tmp_path, capsys):
     assert rows["episodes"] == "20 (0 terminated, 20 truncated)"
     assert rlx.cli.main(["inspect-data", str(tmp_path / "glued.npz"), "env=none", "episodes=infer"]) == 0
     assert rlx.cli.main(["inspect-data", str(tmp_path / "glued.npz"), "episodes=guess"]) == 2
-    assert "episodes=guess is not possible; choose one of check, as_stored, infer" in capsys.readouterr().err
+    assert "episodes must be one of check, as_stored, infer (episodes=guess)" in capsys.readouterr().err
 
 
 def test_a_mix_names_the_source_in_what_to_type(tmp_path):

@@ -143,3 +143,20 @@ def test_phases_of_older_configs_keep_what_the_trainer_had_for_them() -> None:
     del values["trainer"]["phases"]["online"]["min_buffer_size"]
     cfg = load_config(yaml.safe_dump(values))
     assert cfg.trainer.phases.online.min_buffer_size == 77
+
+
+@pytest.mark.parametrize(
+    ("former", "today"),
+    [
+        ("rlx.data.arrays.load_in_memory", "rlx.data.sources.load_in_memory"),
+        ("rlx.data.minari.load_minari", "rlx.data.sources.load_minari"),
+        ("rlx.data.mixing.load_mix", "rlx.data.sources.load_mix"),
+        ("rlx.data.sources.load_npz", "rlx.data.sources.load_npz"),
+    ],
+)
+def test_datasets_of_older_configs_are_found_under_the_names_of_today(former: str, today: str) -> None:
+    values = parse(saved())
+    values["dataset"] = {"_target_": former}
+    assert load_config(yaml.safe_dump(values)).dataset._target_ == today
+    values["dataset"] = {"_target_": "rlx.data.mixing.load_mix", "sources": {"a": {"_target_": former}}}
+    assert load_config(yaml.safe_dump(values)).dataset.sources.a._target_ == today

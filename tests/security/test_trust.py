@@ -12,7 +12,7 @@ from rlx.config import compose_config, loggers
 from rlx.data.sources import roll_out_random
 from rlx.envs import EnvConfig, make_env, make_vector_env
 from rlx.errors import UserError
-from rlx.learner import Allocation
+from rlx.system import Allocation
 
 MODULE = """
 import gymnasium

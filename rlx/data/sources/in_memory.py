@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rlx.data.dataset import TransitionDataset
-from rlx.data.sources import DatasetConfig
+from rlx.data.sources.base import DatasetConfig
 from rlx.errors import UserError
 from rlx.types import Spec
 
@@ -22,7 +22,7 @@ from rlx.types import Spec
 class InMemoryConfig(DatasetConfig):
     """Arrays given from Python, which a config can only name."""
 
-    _target_: str = "rlx.data.arrays.load_in_memory"
+    _target_: str = "rlx.data.sources.load_in_memory"
     source: str = "arrays from Python"  # what they were
     rows: int = 0  # how many transitions
 
