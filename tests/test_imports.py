@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "rlx").rglob("*.py"))
 
 # packages that are optional, or so heavy that only what needs them imports them
-HEAVY = ("h5py", "minari", "wandb", "PIL", "rich", "ray", "torch.utils.tensorboard", "torch._inductor")
+HEAVY = ("h5py", "minari", "wandb", "PIL", "rich", "ray", "optuna", "torch.utils.tensorboard", "torch._inductor")
 
 # from the lowest to the highest: a module imports from its own layer and from those before it
 LAYERS = (

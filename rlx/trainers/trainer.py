@@ -40,7 +40,7 @@ from rlx.learner import Learner
 from rlx.rewards import RewardTransform
 from rlx.run_folder import ERROR_FILE
 from rlx.schedules import MIXTURE
-from rlx.system import INTERRUPTED
+from rlx.system import INTERRUPTED, PAUSED
 from rlx.trainers.failures import diverged, explained, how_to_resume
 from rlx.trainers.guard import Guard
 from rlx.trainers.snapshot import Snapshot
@@ -84,6 +84,7 @@ class TrainerConfig:
     max_updates: int | None = number(None, least=0)  # stop after so many updates
     max_epochs: int | None = number(None, least=0)  # stop after so many epochs
     max_seconds: float | None = number(None, least=0)  # stop after so much wall time
+    pause_at: int | None = number(None, least=1)  # save and stop after so many steps; a resume goes on
     epoch_length: int = number(1000, least=1)  # steps in an epoch
     eval_interval: int = number(1000, least=0)  # steps between evaluations; 0: only at the end
     eval_episodes: int = number(10, least=1, most=MOST_EPISODES)  # episodes of each evaluation
@@ -353,6 +354,8 @@ class Trainer:
             self.stop("max_epochs")
         if plan.max_seconds is not None and state.wall_time >= plan.max_seconds:
             self.stop("max_seconds")
+        if plan.pause_at is not None and state.steps >= plan.pause_at:
+            self.stop(PAUSED)
 
     def finished(self) -> bool:
         """Asked after a restore: would `run` make no step and no update? A budget that is spent becomes the reason."""
