@@ -121,7 +121,8 @@ def show_help(verbs: Sequence[str] = ()) -> int:
 
 FLAGS_HELP = """
 flags of training, also those of Hydra:
-  -m, --multirun                    a sweep over comma-separated overrides
+  -m, --multirun                    a sweep over comma-separated overrides (docs/sweeps.md)
+  --dry-run                         with -m: print the jobs instead of running them
   -cd, --config-dir FOLDER          choices of your own beside those of rlx: FOLDER/env/mine.yaml is env=mine
   -c, --cfg {job,hydra,all}         print the composed config instead of running
   -p, --package KEY                 with --cfg: only this part of it
@@ -139,8 +140,9 @@ VERBS = {
     "resume": Verb(
         "rlx.commands:resume",
         "resume RUN [KEY=VALUE ...]",
-        "continue a run, e.g. with a longer budget\n\n"
+        "continue a run or a sweep, e.g. with a longer budget\n\n"
         "RUN is the folder of a run. Values can change where that makes sense, such as trainer.max_env_steps=40000.\n"
+        "Of the folder of a sweep, whatever is missing, unfinished or failed is run; with values, all of it goes on.\n"
         "trust=[MODULE,...] allows code from your own modules.",
     ),
     "evaluate": Verb(

@@ -12,6 +12,7 @@ import pytest
 
 from rlx.choices import describe, groups
 from rlx.config import compose_config
+from rlx.sweeps.settings import first_job
 
 ROOT = Path(__file__).parent.parent
 
@@ -38,7 +39,7 @@ def commands() -> list[str]:
 @pytest.mark.parametrize("command", commands())
 def test_every_command_in_the_docs_composes(command: str):
     words = shlex.split(command)
-    first = [re.sub(r"^(\w+=)([^,\[]+),.*$", r"\1\2", w) if words[0] == "-m" else w for w in words if w != "-m"]
+    first = first_job([w for w in words if w not in ("-m", "--dry-run")]) if words[0] == "-m" else words
     assert compose_config(first).algo.name
 
 

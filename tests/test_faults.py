@@ -602,6 +602,7 @@ def test_callbacks_hear_of_a_failure_and_cannot_hide_it(critical: bool) -> None:
 def test_a_sweep_goes_on_after_a_job_that_failed(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     overrides = [o for o in faulty("td3", "none", data) if not o.startswith("env.kwargs")]
-    code = main(["-m", *overrides, "env.kwargs.at=75", "+env.kwargs.fault=reward nan,none", "hydra.sweep.dir=sweep"])
+    code = main(["-m", *overrides, "env.kwargs.at=75", "+env.kwargs.fault=reward nan,none", "hydra.sweep.dir=sweep",
+                 "hydra/launcher=basic"])  # fmt: skip
     assert code == 1
-    assert [p.parent.name for p in tmp_path.glob("sweep/*/summary.json")] == ["1"]
+    assert [p.parent.name for p in tmp_path.glob("sweep/*/summary.json")] == ["001_env.kwargs.fault=none"]

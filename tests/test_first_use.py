@@ -237,7 +237,7 @@ def test_numbers_of_a_sweep_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         return finished()
 
     monkeypatch.setattr("rlx.workflows.run", run)
-    assert main(["-m", "trainer.max_env_steps=1e2,2e2", "algo.hidden=8,16"]) == 0
+    assert main(["-m", "trainer.max_env_steps=1e2,2e2", "algo.hidden=8,16", "hydra/launcher=basic"]) == 0
     assert seen == [(100, [8]), (100, [16]), (200, [8]), (200, [16])]
 
 
@@ -513,15 +513,16 @@ def test_the_worked_example_works(
 # -- no input ends in a traceback ------------------------------------------------------------------------------------
 
 KEYS = ["algo", "env", "dataset", "seed", "algo.hidden", "trainer.max_env_steps", "env.id", "callbacks", "run_dir",
-        "trust", "env.kwargs", "algo_env", "experiment", "hydra.mode", "hydra.searchpath", "algo._target_", "", "a.b.c",
-        "algo@x", "schedule.targets", "trainer.phases", "threads", "device", "episodes", "id"]  # fmt: skip
+        "trust", "env.kwargs", "algo_env", "experiment", "hydra.mode", "hydra.searchpath", "sweep",
+        "hydra/launcher", "hydra.launcher.jobs", "algo._target_", "", "a.b.c", "algo@x",
+        "schedule.targets", "trainer.phases", "threads", "device", "episodes", "id"]  # fmt: skip
 WORDS = ["sac", "pendulum", "npz", "null", "true", "1", "-1", "1e5", "nan", "inf", "[1,2", "{a: 1}", "[]", "{}", "${",
          "${seed}", "${nope:1}", "'", '"', "a=b=c", "ü☃", "\x00", "\udcff", "x" * 5000, "(", "[" * 400, "9" * 5000,
          "\\", " ", "\n", "~", "a:b", "choice(1,2)", "../..", "/", "1,2", "glob(*)", "job", "MULTIRUN",
          "file:///nope"]  # fmt: skip
 FLAGS = ["-m", "--multirun", "--cfg", "-c", "--info", "--resolve", "--package", "-p", "--config-dir", "-cd",
          "--config-name", "-cp", "--help", "-h", "--hydra-help", "--version", "-sc", "--json", "--obs", "--", "-",
-         "---", "-1", "--run", "--experimental-rerun", "--cfg=job"]  # fmt: skip
+         "---", "-1", "--run", "--experimental-rerun", "--cfg=job", "--dry-run"]  # fmt: skip
 VERBS = [
     "train",
     "resume",
@@ -557,6 +558,7 @@ def no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return finished()
 
     monkeypatch.setattr("rlx.workflows.run", run)
+    monkeypatch.setattr("rlx.sweeps.start.run", lambda *arguments: 0)
     monkeypatch.chdir(tmp_path)
 
 

@@ -28,7 +28,7 @@ def test_twelve_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     groups = [f"algo={','.join(ALGOS)}", f"reward={','.join(REWARDS)}", f"schedule={','.join(SCHEDULES)}"]
     assert main(["-m", *groups, *tiny]) == 0
     (sweep,) = (tmp_path / "multirun_outputs" / "sweeps").iterdir()
-    jobs = [sweep / str(i) for i in range(12)]
+    jobs = sorted(folder for folder in sweep.iterdir() if folder.is_dir())
     for job, (algo, reward, schedule) in zip(jobs, itertools.product(ALGOS, REWARDS, SCHEDULES), strict=True):
         cfg = OmegaConf.load(job / "config.yaml")
         expected = compose_config([f"algo={algo}", f"reward={reward}", f"schedule={schedule}", *tiny])

@@ -42,8 +42,8 @@ class Source(Protocol):
         """Will there never be anything to start again?"""
 
     def evaluated(self, job: Job, row: dict[str, Any]) -> str | None:
-        """An evaluation of a running job, from its metrics.jsonl. To answer "paused" or "pruned" has the job save a
-        checkpoint and stop in that state.
+        """An evaluation of a running job, from its metrics.jsonl; those before a resume are told again. To answer
+        "paused" or "pruned" has the job save a checkpoint and stop in that state.
         """
 
     def ended(self, job: Job, ended: Ended) -> None:
@@ -78,7 +78,7 @@ class Running:
     began: float  # monotonic
     attempt: int
     share: float | None = None  # of its budget
-    first_share: float | None = None  # where this attempt began
+    first_share: float = 0.0  # where this attempt began
     latest: float | None = None  # eval/return_mean
     best: float | None = None
     stopping: str | None = None  # the state it is to be left in
@@ -86,13 +86,13 @@ class Running:
 
     @property
     def seconds_left(self) -> float | None:
-        if self.share is None or self.first_share is None or self.share <= self.first_share:
+        if self.share is None or self.share <= self.first_share:
             return None
         return (time.monotonic() - self.began) * (1 - self.share) / (self.share - self.first_share)
 
 
 class Tail:
-    """The rows that a run adds to its metrics.jsonl. A resume cuts the file back; no evaluation is told twice."""
+    """The rows of a run's metrics.jsonl as they come. A resume cuts the file back; no evaluation is told twice."""
 
     def __init__(self, path: Path, cfg: DictConfig | None):
         self.path, self._offset, self._seen = path, 0, -1
@@ -188,8 +188,11 @@ class Driver:
         job.attempts += 1
         folder = self.sweep.job_folder(job)
         folder.mkdir(exist_ok=True)
-        tail = Tail(folder / "metrics.jsonl", self.configs.config(job))
-        self.running[job.number] = Running(job, task, tail, time.monotonic(), attempt)
+        tails = [Tail(folder / "metrics.jsonl", self.configs.config(job)) for _ in range(2)]
+        before = [tails[0].share(row) or 0.0 for row in tails[0].rows()]  # of a run that is resumed
+        self.running[job.number] = Running(
+            job, task, tails[1], time.monotonic(), attempt, first_share=max(before, default=0.0)
+        )
         self._save(at_once=not self.pool.stoppable)
         self.view.started(job)
         self.pool.start(task)
@@ -208,8 +211,6 @@ class Driver:
     def _follow(self, running: Running) -> None:
         for row in running.tail.rows():
             running.share = running.tail.share(row)
-            if running.first_share is None:
-                running.first_share = running.share
             if row.get("kind") == "eval":
                 self._evaluated(running, row)
 

@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from rlx.build import env_spec
 from rlx.config import check_spec, env_modules
+from rlx.config.overrides import parse_override
 from rlx.data.presence import check_there
 from rlx.errors import UserError
 from rlx.reporting import counted
@@ -99,8 +100,10 @@ def add_jobs(sweep: Sweep, dimensions: Sequence[Dimension]) -> None:
 
 
 def plain(value: str) -> str:
-    """A value without the quotes around it."""
-    return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
+    """A value as a person reads it, without quotes and escapes."""
+    read = parse_override(f"value={value}")
+    text = None if read is None or read.is_sweep_override() else read.value()
+    return text if isinstance(text, str) else value
 
 
 class Checked:

@@ -105,7 +105,7 @@ def read_plan(arguments: Sequence[str]) -> Plan:
     searching, overrides = take_search(overrides)
     search = read_search(searching, config_folders(overrides)) if searching else None
     ours, jobs = split(overrides)
-    dimensions = [read_dimension(override, overrides) for override in jobs]
+    dimensions = latest([read_dimension(override, overrides) for override in jobs])
     if search is not None:
         typed = {dimension.name for dimension in dimensions}
         named = [f"{key}={_text(value)}" for key, value in {**search.fixed, **search.space}.items()]
@@ -119,7 +119,6 @@ def read_plan(arguments: Sequence[str]) -> Plan:
     more = fit_numbers([f"{key}={_text(value)}" for key, value in params.items()], sweep=True)
     from_yaml = [read_dimension(override, overrides) for override in more]
     dimensions = [d for d in from_yaml if d.name not in typed] + dimensions
-    refuse_twice(dimensions)
     return Plan(given, dimensions, hydra, sweep_folder(name, ours, hydra), search=search, hydra_overrides=ours)
 
 
@@ -197,13 +196,12 @@ def _text(value: Any) -> str:
     )
 
 
-def refuse_twice(dimensions: Sequence[Dimension]) -> None:
-    names = [dimension.name for dimension in dimensions]
-    for dimension in dimensions:
-        if dimension.swept and names.count(dimension.name) > 1:
-            raise UserError(
-                f"{dimension.name} is given twice and {shown(dimension.text)} sweeps over it; give it once."
-            )
+def latest(dimensions: Sequence[Dimension]) -> list[Dimension]:
+    """Where a key is swept and given more than once, the last one wins, as anywhere on a command line."""
+    keys = [dimension.key.lstrip("+") for dimension in dimensions]
+    swept = {key for key, dimension in zip(keys, dimensions, strict=True) if dimension.swept}
+    last = {key: i for i, key in enumerate(keys)}
+    return [d for i, (key, d) in enumerate(zip(keys, dimensions, strict=True)) if key not in swept or last[key] == i]
 
 
 def compose_hydra(dimensions: Sequence[Dimension], ours: Sequence[str]) -> DictConfig:

@@ -6,6 +6,7 @@ import logging
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 from rlx.cli import VERBS
@@ -14,10 +15,11 @@ from rlx.errors import UserError
 from rlx.reporting import shortest
 from rlx.run_folder import RunLock
 from rlx.sweeps.driver import Driver, Source, read_result
+from rlx.sweeps.launchers.base import LauncherConfig, Pool
 from rlx.sweeps.manifest import Sweep, is_sweep
 from rlx.sweeps.search.settings import take_search
 from rlx.sweeps.settings import Plan, compose_hydra, read_plan, split, take_name
-from rlx.sweeps.table import closing, fold, listing, view, write_results
+from rlx.sweeps.table import closing_lines, fold, listing, view, write_results
 from rlx.system import INTERRUPTED, versions
 
 log = logging.getLogger("rlx")
@@ -42,15 +44,17 @@ def sweep(arguments: Sequence[str], dry_run: bool = False) -> int:
     if dry_run:
         sys.stdout.write(listing(made) + "\n")
         return 0
-    try:
-        plan.folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{plan.folder} cannot be written to ({error.strerror}); choose another sweep=NAME.") from error
-    log.info("Sweep: %s below %s", source.planned(), shortest(plan.folder))
-    with RunLock(plan.folder):
-        if is_sweep(plan.folder):
-            raise UserError(f"{plan.folder} has become another sweep meanwhile; choose another sweep=NAME.")
-        return run(plan, made, source)
+    limits = plan.limits
+    with closing(plan.pool(source.configs.threads)) as pool:  # before anything is written
+        try:
+            plan.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"{plan.folder} cannot be written to ({error.strerror}); choose another folder.") from error
+        with RunLock(plan.folder):
+            if is_sweep(plan.folder):
+                raise UserError(f"{plan.folder} has become another sweep meanwhile; choose another sweep=NAME.")
+            log.info("Sweep: %s below %s", source.planned(), shortest(plan.folder))
+            return run(made, source, pool, limits)
 
 
 def _go_on(plan: Plan, arguments: Sequence[str]) -> int:
@@ -90,6 +94,8 @@ def plan_of(there: Sweep, ours: Sequence[str], changes: Sequence[str], trust: Se
     before, _ = split([o for o in given if o != "hydra.mode=MULTIRUN"])
     typed = {override.lstrip("+").partition("=")[0] for override in ours}
     kept = [o for o in before if o.lstrip("+").partition("=")[0] not in typed]
+    if "hydra/launcher" in typed:  # another one has other settings
+        kept = [o for o in kept if not o.lstrip("+").startswith("hydra.launcher.")]
     hydra = compose_hydra([], [*kept, *ours])
     return Plan(given, [], hydra, there.folder, tuple(fit_numbers(changes)), tuple(trust), typed=False)
 
@@ -109,7 +115,9 @@ def _continue(plan: Plan, there: Sweep) -> int:
     there.launcher = plan.launcher
     there.versions = versions()
     log.info("Going on with %s: %s", shortest(plan.folder), source.left())
-    return run(plan, there, source)
+    limits = plan.limits
+    with closing(plan.pool(source.configs.threads)) as pool:
+        return run(there, source, pool, limits)
 
 
 def make_source(plan: Plan, made: Sweep) -> Source:
@@ -118,14 +126,13 @@ def make_source(plan: Plan, made: Sweep) -> Source:
     return source
 
 
-def run(plan: Plan, made: Sweep, source: Source) -> int:
+def run(made: Sweep, source: Source, pool: Pool, limits: LauncherConfig) -> int:
     """Drive a sweep to its end, and tell what it came to; the exit code."""
-    pool = plan.pool(source.configs.threads)
-    driver = Driver(made, source, pool, plan.limits, view(made, pool.stoppable), source.configs)
+    driver = Driver(made, source, pool, limits, view(made, pool.stoppable), source.configs)
     code = driver.run()
     more = source.close()
     finish(made)
-    log.info("%s", "\n".join([closing(made), *more, *next_steps(made)]))
+    log.info("%s", "\n".join([closing_lines(made), *more, *next_steps(made)]))
     return code
 
 

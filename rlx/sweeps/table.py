@@ -243,7 +243,7 @@ def results_table(sweep: Sweep) -> Table:
 
     keys = [key for key in sweep.swept if key != SEED and len({r["choices"].get(key) for r in sweep.results}) > 1]
     failures = any(result["failed"] for result in sweep.results)
-    table = Table(title=f"{sweep.name}: {counts(sweep)}", title_justify="left")
+    table = Table()
     for key in keys:
         table.add_column(key, overflow="fold")
     for name in ("runs", *(["failed"] if failures else []), "return", "95 % interval", "best"):
@@ -255,7 +255,7 @@ def results_table(sweep: Sweep) -> Table:
     return table
 
 
-def closing(sweep: Sweep, most: int = 50) -> str:
+def closing_lines(sweep: Sweep, most: int = 50) -> str:
     """The answer of a sweep, what failed and why, and what to type next."""
     from rich.console import Console
 
@@ -264,7 +264,7 @@ def closing(sweep: Sweep, most: int = 50) -> str:
     console = Console(file=file, width=Console().width if terminal else WIDTH, markup=False, emoji=False)
     shortened = Sweep(sweep.folder, swept=sweep.swept, jobs=sweep.jobs, results=sweep.results[:most])
     console.print(results_table(shortened))
-    lines = [line.rstrip() for line in file.getvalue().splitlines()]
+    lines = [f"{sweep.name}: {counts(sweep)}", *(line.rstrip() for line in file.getvalue().splitlines())]
     if len(sweep.results) > most:
         lines.append(f"... and {len(sweep.results) - most:,} more in {shortest(sweep.folder / RESULTS)}")
     failed = [job for job in sweep.jobs if job.state == "failed"]
