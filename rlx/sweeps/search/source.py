@@ -21,6 +21,7 @@ from rlx.sweeps.search.space import domains_from, domains_of
 from rlx.sweeps.search.study import StoredStudy
 from rlx.sweeps.search.trials import Trial, best_of, trials_from
 from rlx.sweeps.settings import Plan
+from rlx.system import PAUSED
 from rlx.trainers.trainer import total_steps
 
 SEED_STEPS = 1_000_000  # evaluations of a seed in the reports of its trial: those of the next seed come after them
@@ -54,8 +55,16 @@ class Search:
         if fresh:
             self.seeds = self._read_seeds()
             self._add_trial()
+        self.prepare()
+        if not fresh:
+            for trial in self.trials:
+                self.resume_trial(trial)
+            self.configs.check(self._waiting)
         warmup = round(settings.warmup * (self.steps or 0) / self.eval_interval)
         self.study = StoredStudy(settings, self.domains, sweep.folder, warmup)
+
+    def prepare(self) -> None:
+        """What a scheduler works out from the budget."""
 
     def _check_space(self) -> None:
         if not self.domains:
@@ -85,14 +94,16 @@ class Search:
             self.eval_interval = max(1, int(written["eval_interval"]))
         except (LookupError, TypeError, ValueError, AttributeError, StopIteration) as error:
             raise UserError(f"{self.sweep.folder / FILE}: the search in it is damaged ({shown(error)}).") from error
-        for trial in self.trials:
-            if trial.state == "failed":
-                trial.state = "running"
-            if trial.state == "running":
-                self.settle(trial)  # the search may have ended before it was written down
-            if trial.state == "running":
-                self.queue(trial)
-        self.configs.check(self._waiting)
+
+    def resume_trial(self, trial: Trial) -> None:
+        """Have a trial wait that has not ended, or failed."""
+        if trial.state == "failed":
+            trial.state = "running"
+        if trial.state == "running":
+            self.settle(trial)  # the search may have ended before it was written down
+        if trial.state in ("running", "failed"):
+            trial.state = "running"
+            self.queue(trial)
 
     def note(self) -> None:
         """Write down what the search knows."""
@@ -120,16 +131,16 @@ class Search:
         """The next trial and its jobs, which wait."""
         values = draw(self.settings, self.domains, self.trials)
         number = len(self.trials)
-        texts = {domain.name: domain.text(values[domain.name]) for domain in self.domains}
+        trial = Trial(number, values, [])
         fixed = [o for o in self.fixed if o.lstrip("+").partition("=")[0] != SEED]
-        drawn = [f"{domain.key}={texts[domain.name]}" for domain in self.domains]
-        choices = {name: plain(text) for name, text in texts.items()}
+        drawn = self.overrides_of(trial)
+        choices = {domain.name: plain(domain.text(values[domain.name])) for domain in self.domains}
         total = max(self.most * len(self.seeds), len(self.sweep.jobs) + len(self.seeds))
         jobs = []
         for seed in self.seeds:
             more = {SEED: str(seed)} if len(self.seeds) > 1 else {}
             jobs.append(self.sweep.add_job([*fixed, *drawn, f"{SEED}={seed}"], choices | more, total, trial=number))
-        trial = Trial(number, values, [job.number for job in jobs])
+        trial.jobs = [job.number for job in jobs]
         self.trials.append(trial)
         try:
             self.configs.check(jobs)
@@ -150,19 +161,41 @@ class Search:
         assert cfg is not None  # it was checked
         self.steps, self.eval_interval = total_steps(cfg.trainer), max(1, int(cfg.trainer.eval_interval))
 
+    def overrides_of(self, trial: Trial) -> list[str]:
+        """Its values, as one would type them."""
+        return [f"{domain.key}={domain.text(trial.values[domain.name])}" for domain in self.domains]
+
     def jobs_of(self, trial: Trial) -> list[Job]:
         return [self.sweep.jobs[number] for number in trial.jobs]
 
     def queue(self, trial: Trial) -> None:
-        """Have the runs of a trial wait that have not ended."""
-        self._waiting += [job for job in self.jobs_of(trial) if job.state not in ("done", "pruned")]
+        """Have the runs of a trial wait that have not come to where they are to go."""
+        self._waiting += [job for job in self.jobs_of(trial) if job.state not in ("done", PAUSED)]
+
+    def running(self) -> bool:
+        """Is any trial under way?"""
+        return any(trial.state == "running" for trial in self.trials)
+
+    def let_go_on(self, trial: Trial) -> None:
+        """Have the paused runs of a trial go on."""
+        jobs = [job for job in self.jobs_of(trial) if job.state != "done"]
+        self.configs.check([job for job in jobs if self.configs.config(job) is None])  # not in this session
+        for job in jobs:
+            job.state = "waiting"
+        trial.state = "running"
+        self.queue(trial)
+
+    def report(self, trial: Trial, step: int, value: float) -> bool:
+        """Note how a trial does, and ask Optuna whether it is worth going on."""
+        if step in trial.reported():
+            return False
+        trial.reports.append([step, value])
+        return self._opened and self.study.report(trial, step, value)
 
     # -- the source of the driver ----------------------------------------------------------------------------------
 
     def next(self) -> Task | None:
-        if not self._opened:
-            self.study.open(self.trials)
-            self._opened = True
+        self.open()
         while not self._waiting:
             if not self.go_on():
                 return None
@@ -170,6 +203,12 @@ class Search:
             self.sweep.save()  # before anything of it runs: numbers and values are never given out twice
         job = self._waiting.pop(0)
         return self.configs.task(job, self.changes(job))
+
+    def open(self) -> None:
+        """The study on disk, once the folder of the sweep is there."""
+        if not self._opened:
+            self.study.open(self.trials)
+            self._opened = True
 
     def go_on(self) -> bool:
         """Add jobs that can start now; were there any?"""
@@ -205,10 +244,8 @@ class Search:
             seen.append(counters)
         index = seen.index(counters)
         step = trial.jobs.index(job.number) * SEED_STEPS + index
-        if step not in trial.reported():
-            trial.reports.append([step, value])
-            if self.study.report(trial, step, value) and trial.state == "running":
-                self._prune(trial)
+        if self.report(trial, step, value) and trial.state == "running":
+            self._prune(trial)
         return "pruned" if trial.state == "pruned" else None
 
     def _prune(self, trial: Trial) -> None:
@@ -250,6 +287,7 @@ class Search:
 
     def close(self) -> list[str]:
         """The search is over, for now: the best of it is written down; lines that tell of it."""
+        self.open()
         best = best_of(self.trials, self.settings.direction)
         self.note()
         assert self.sweep.search is not None

@@ -128,8 +128,10 @@ class StoredStudy:
         assert self._study is not None
         if trial.state not in ("done", "pruned"):
             return
-        if trial.number not in self._trials:  # it ended before, and has gone on since
-            self.begin(trial)
+        if trial.number not in self._trials:
+            if trial.state == "pruned":
+                return  # the study knows
+            self.begin(trial)  # it was pruned before, and has gone on since
         stored = self._trials.pop(trial.number)
         with quiet():
             if trial.state == "done":

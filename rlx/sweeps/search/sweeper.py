@@ -7,6 +7,8 @@ from typing import Any
 
 from rlx.errors import UserError
 from rlx.sweeps.manifest import FILE, Sweep
+from rlx.sweeps.search.asha import Asha
+from rlx.sweeps.search.population import Population
 from rlx.sweeps.search.sampling import require_optuna
 from rlx.sweeps.search.settings import SearchConfig, change_search, settings_from
 from rlx.sweeps.search.source import Search
@@ -21,7 +23,7 @@ class OptunaConfig:
     params: dict[str, Any] | None = field(default_factory=dict)  # key -> interval(...), choice(...), ...
 
 
-SCHEDULERS = {"none": Search}
+SCHEDULERS = {"none": Search, "asha": Asha, "pbt": Population}
 
 
 def make_search(cfg: OptunaConfig, plan: Plan, sweep: Sweep) -> Search:
