@@ -436,8 +436,8 @@ class CheckpointStore:
         self._segments = []
 
     def copy_latest(self, folder: Path) -> None:
-        """Make `folder` the checkpoints of another run that stands where this one does: the newest whole checkpoint with
-        its replay, and the best policy. It replaces what was there when it is complete.
+        """Make `folder` the checkpoints of another run that stands where this one does: the newest whole checkpoint
+        with its replay, and the best policy. It replaces what was there when it is complete.
         """
         saved = self.latest()
         assert saved.path is not None

@@ -1,13 +1,13 @@
 """Population based training (Jaderberg et al., 2017, arXiv:1711.09846).
 
-Every trial is a member, and all of them train at once. At each of the same steps (`search.interval`) they pause with a
-checkpoint and are compared: the worst (`search.replaced`) take over the checkpoint of one of the best and go on with its
-values, perturbed; a member that has failed does so, too. Values with `tag(log, ...)` are multiplied or divided by
-`search.perturb`; others go up or down by the same share of their interval.
+Every trial is a member, and all of them train at once. Every `search.interval` steps they pause with a checkpoint and
+are compared by their last evaluations: the worst (`search.replaced`) take over the checkpoint of one of the best and go
+on with its values, perturbed; a member that has failed does so, too. Values with `tag(log, ...)` are multiplied or
+divided by `search.perturb`; others go up or down by the same share of their interval.
 
 Members are compared when all of them have come to the same step, not as they come. So what a population does depends on
-its values and on `search.seed` alone, not on how fast each member was, and a search that was killed goes on exactly. All
-members have the same seed: a member that takes over another continues that very run.
+its values and on `search.seed` alone, not on how fast each member was, and a search that was killed goes on exactly.
+All members have the same seed: a member that takes over another continues that very run.
 """
 
 from __future__ import annotations

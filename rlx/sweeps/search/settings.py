@@ -25,6 +25,7 @@ SAMPLERS = ("tpe", "cmaes", "gp", "random", "grid")
 SCHEDULERS = ("none", "asha", "pbt")
 PRUNERS = ("median", "none")
 DIRECTIONS = ("maximize", "minimize")
+AUTO = "auto"
 EVALUATIONS = {"eval_return_mean", "best_eval_return_mean"}  # objectives that are known while a run goes on
 OBJECTIVES = (*sorted(EVALUATIONS), "env_steps", "updates", "epoch", "wall_time_s")  # numbers of a summary.json
 
@@ -36,7 +37,7 @@ class SearchConfig:
     sampler: str = "tpe"  # tpe, cmaes, gp, random, grid
     trials: int | None = number(20, least=1)  # how many; with sampler=grid null: every combination
     seeds: int = number(1, least=1)  # runs of each trial, whose mean counts
-    objective: str = "best_eval_return_mean"  # a number of summary.json
+    objective: str = AUTO  # a number of summary.json; auto: best_eval_return_mean, of pbt eval_return_mean
     direction: str = "maximize"  # or minimize
     seed: int = number(0, least=0)  # of the sampler
     startup: int = number(10, least=1)  # trials that are drawn at random before tpe and gp learn from them
@@ -100,6 +101,8 @@ def settings_from(values: Any) -> SearchConfig:
 def check_search(settings: SearchConfig) -> None:
     """Refuse values that a search cannot have."""
     check_numbers(settings, GROUP)
+    if settings.objective == AUTO:
+        settings.objective = "eval_return_mean" if settings.scheduler == "pbt" else "best_eval_return_mean"
     known = (
         ("sampler", SAMPLERS),
         ("scheduler", SCHEDULERS),
@@ -124,6 +127,11 @@ def check_search(settings: SearchConfig) -> None:
         raise UserError(
             f"{GROUP}.sampler={settings.sampler} cannot learn from trials of different lengths, which "
             f"{GROUP}.scheduler=asha has; use tpe, random or grid."
+        )
+    if settings.scheduler == "pbt" and settings.objective != "eval_return_mean":
+        raise UserError(
+            f"A member that takes over another has its best evaluation, too; use {GROUP}.objective=eval_return_mean "
+            f"with {GROUP}.scheduler=pbt."
         )
     if settings.scheduler == "pbt" and settings.seeds > 1:
         raise UserError(f"A member of a population is one run; leave out {GROUP}.seeds, or use another scheduler.")

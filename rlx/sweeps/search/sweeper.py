@@ -29,7 +29,10 @@ SCHEDULERS = {"none": Search, "asha": Asha, "pbt": Population}
 def make_search(cfg: OptunaConfig, plan: Plan, sweep: Sweep) -> Search:
     """The source of a search: a new one, or one that goes on."""
     require_optuna()
-    settings = plan.search or SearchConfig() if sweep.search is None else _settings_again(plan, sweep.search)
+    if sweep.search is None:
+        settings = plan.search or change_search(SearchConfig(), ())
+    else:
+        settings = _settings_again(plan, sweep.search)
     return SCHEDULERS[settings.scheduler](settings, plan, sweep)
 
 
