@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from rlx.config import GROUPS
+from rlx.config import GROUPS, for_hydra
 from rlx.config.overrides import SEARCH, parse_override
 from rlx.files import write_atomically
 from rlx.reporting import shortest
@@ -18,6 +18,7 @@ from rlx.sweeps.manifest import SEED
 
 FOLDER = "experiment"
 NAME = "best"
+PAIR = "algo_env"  # how an algorithm is tuned for an env
 
 
 def write_best(folder: Path, overrides: Sequence[str], comment: str) -> None:
@@ -48,18 +49,19 @@ def as_experiment(overrides: Sequence[str]) -> tuple[list[str], dict[str, Any], 
     defaults: list[str] = []
     values: dict[str, Any] = {}
     rest: list[str] = []
-    for override in overrides:
+    for override in for_hydra(overrides):  # with what follows from them
         read = parse_override(override)
         key = override.lstrip("+~").partition("=")[0]
+        group = key.partition("@")[0]
         if key == SEED:
             continue
-        if read is None or read.is_delete() or key == SEARCH or "@" in key:
+        if group in GROUPS or "/" in group or group == PAIR:
+            value = None if read is None or read.is_delete() else read.value()
+            defaults.append(f"override /{key}: {'null' if value is None else value}")
+        elif read is None or read.is_delete() or key == SEARCH:
             rest.append(override)
         elif key == FOLDER:
             defaults.insert(0, str(read.value()))  # a file beside this one
-        elif key in GROUPS or "/" in key or key == "algo_env":
-            value = read.value()
-            defaults.append(f"override /{key}: {'null' if value is None else value}")
         else:
             _put(values, key.split("."), read.value())
     return defaults, values, rest
