@@ -472,6 +472,31 @@ class CheckpointStore:
         """Rows have changed since they were written: the next checkpoint writes all of them."""
         self._segments = []
 
+    def copy_latest(self, folder: Path) -> None:
+        """Make `folder` the checkpoints of another run that stands where this one does: the newest whole checkpoint
+        with its replay, and the best policy. It replaces what was there when it is complete.
+        """
+        saved = self.latest()
+        assert saved.path is not None
+        beside, before = (folder.with_name(f".{folder.name}.{what}") for what in ("writing", "before"))
+        for path in (beside, before):
+            remove(path)
+        copy = CheckpointStore(beside)
+        (beside / "replay").mkdir(parents=True)
+        for segment, data in self._read_segments(saved):
+            write_atomically(beside / "replay" / segment["name"], data)
+        best = self.folder / "best"
+        refuse_stray(best)
+        for name, source in (("last", saved.path), ("best", best.resolve() if best.exists() else None)):
+            if source is not None:
+                _copy_folder(source, beside / source.name)
+                copy._point(name, beside / source.name)
+        if folder.exists():
+            os.replace(folder, before)
+        os.replace(beside, folder)
+        fsync_folder(folder.parent)
+        remove(before)
+
     def forget_after(self, checkpoint: CheckpointData) -> None:
         """Remove what a run that died later left behind: newer checkpoints that were damaged, unfinished writes."""
         for path in self.steps():
@@ -481,6 +506,15 @@ class CheckpointStore:
             for path in _matching(folder, UNFINISHED):
                 remove(path)
         self._drop_unused_segments()
+
+
+def _copy_folder(path: Path, to: Path) -> None:
+    """A checkpoint folder, file by file as its manifest says."""
+    manifest = _read_manifest(path)
+    to.mkdir()
+    for name, entry in manifest["files"].items():
+        write_atomically(to / name, _verified(path / name, entry))
+    write_atomically(to / "manifest.json", read_bounded(path / "manifest.json", follow=False))
 
 
 def _matching(folder: Path, pattern: re.Pattern[str]) -> list[Path]:

@@ -24,6 +24,7 @@ from rlx.reporting import closing_lines, counted, table
 from rlx.sweeps import start
 from rlx.sweeps.job import EXIT_CODES
 from rlx.sweeps.manifest import is_sweep
+from rlx.sweeps.search.settings import take_search
 from rlx.sweeps.settings import first_job
 from rlx.system import versions
 from rlx.workflows import Result
@@ -50,6 +51,8 @@ def train(arguments: list[str]) -> int:
         if not (flags.cfg or flags.info):
             return start.sweep(overrides, flags.dry_run)
         overrides = first_job(overrides)
+    elif take_search(overrides)[0]:
+        raise UserError(f"{take_search(overrides)[0][0]} is about a search; add -m and hydra/sweeper=optuna.")
     elif flags.dry_run:
         raise UserError("--dry-run shows the jobs of a sweep; add -m, or see the config of a run with --cfg job.")
     cfg = compose_config(overrides)

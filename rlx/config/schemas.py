@@ -38,7 +38,10 @@ GROUPS = {
     "logger": ("rlx.loggers",),
 }
 
-HYDRA = {"hydra/launcher": ("rlx.sweeps.launchers",), "hydra/sweeper": ("rlx.sweeps.grid",)}  # groups of Hydra's own
+HYDRA = {  # groups of Hydra's own
+    "hydra/launcher": ("rlx.sweeps.launchers",),
+    "hydra/sweeper": ("rlx.sweeps.grid", "rlx.sweeps.search.sweeper"),
+}
 
 DEFAULT_ENV = "Pendulum-v1"
 
