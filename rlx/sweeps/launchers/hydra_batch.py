@@ -9,6 +9,7 @@ the sweep how the job has ended through a file.
 from __future__ import annotations
 
 import importlib
+import shutil
 import signal
 import threading
 import time
@@ -22,7 +23,7 @@ from hydra.core.utils import JobRuntime
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 
-from rlx.errors import shown
+from rlx.errors import UserError, shown
 from rlx.fields import number
 from rlx.sweeps.job import Ended
 from rlx.sweeps.launchers.remote import Order, RemoteConfig, RemotePool, missing, supervise
@@ -49,7 +50,7 @@ class SubmititConfig(RemoteConfig):
     gpus_per_node: int | None = number(None, least=0)
     mem_gb: int | None = number(None, least=1)
     stderr_to_stdout: bool = False
-    submitit_folder: str | None = None  # for its scripts, logs and pickles; null: .submitit in the folder of the sweep
+    submitit_folder: str | None = None  # for its scripts, logs and pickles; null: below .submitit in the sweep
 
 
 @dataclass
@@ -87,6 +88,7 @@ class PluginPool(RemotePool):
     name = ""  # of the launcher
     plugin = ""  # its class
     needs = ""  # the package below it, which it imports when it is used
+    shares_workers = False  # does a worker that dies take jobs along that it has not taken up yet
 
     def __init__(self, cfg: RemoteConfig, slots: int):
         super().__init__(cfg)
@@ -122,8 +124,12 @@ class PluginPool(RemotePool):
                 call, trouble = self._calls[order.key]
                 over = not call.is_alive()
                 told = order.post.end_of(order.key)
-                if told is not None or over:
-                    ended += self.ended(job, told, trouble[0] if trouble else "it said nothing")
+                why = trouble[0] if trouble else "it said nothing"
+                if told is None and over and not (self.shares_workers or self.begun(job)):
+                    del self._orders[job]
+                    ended.append(Ended(job, 1, f"It could not be started: {why}"))
+                elif told is not None or over:
+                    ended += self.ended(job, told, why)
             if ended or time.monotonic() > end:
                 self._calls = {key: call for key, call in self._calls.items() if call[0].is_alive()} | {
                     order.key: self._calls[order.key] for order in self._orders.values()
@@ -142,7 +148,7 @@ class PluginPool(RemotePool):
 class JoblibPool(PluginPool):
     """hydra/launcher=joblib."""
 
-    name, needs = "joblib", "joblib"
+    name, needs, shares_workers = "joblib", "joblib", True
     plugin = "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher"
 
     def __init__(self, cfg: JoblibConfig, threads: int):
@@ -170,7 +176,7 @@ class SubmititPool(PluginPool):
     def parameters(self, order: Order) -> dict[str, Any]:
         ours = set(RemoteConfig.__dataclass_fields__) | {"_target_", "submitit_folder"}
         given = {name: value for name, value in vars(self._cfg).items() if name not in ours}
-        folder = self._cfg.submitit_folder or str(Path(order.task.folder).parent / ".submitit" / "%j")
+        folder = self._cfg.submitit_folder or str(Path(order.task.folder).parent / ".submitit" / order.key)
         given["cpus_per_task"] = given["cpus_per_task"] or self._threads
         return {**given, "submitit_folder": folder, "name": "rlx", "nodes": 1, "tasks_per_node": 1}
 
@@ -193,6 +199,11 @@ class SubmititSlurmPool(SubmititPool):
     most = 256
 
     def __init__(self, cfg: SubmititSlurmConfig, threads: int):
+        if shutil.which("sbatch") is None or shutil.which("srun") is None:
+            raise UserError(
+                "hydra/launcher=submitit_slurm needs Slurm's sbatch and srun, which are not on this machine; start the "
+                "sweep where they are, or use hydra/launcher=local."
+            )
         super().__init__(cfg, threads, cfg.jobs or self.most)
 
 

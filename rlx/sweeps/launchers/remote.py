@@ -132,9 +132,10 @@ class Order:
     @classmethod
     def unpack(cls, text: str) -> Order:
         values: dict[str, Any] = json.loads(text)
-        task = Task(**{key: tuple(v) if isinstance(v, list) else v for key, v in values.pop("task").items()})
+        given = values.pop("task").items()
+        task: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in given}
         post, path = Post(**values.pop("post")), tuple(values.pop("path"))
-        return cls(task=task, post=post, path=path, **values)
+        return cls(task=Task(**task), post=post, path=path, **values)
 
 
 class RemotePool:
@@ -147,7 +148,6 @@ class RemotePool:
         self._post: Post | None = None
         self._orders: dict[int, Order] = {}
         self._moves: dict[int, int] = {}
-        self._handed_over = 0
         self._cancelled: list[Ended] = []
         self._stopped: set[int] = set()
 
@@ -163,8 +163,7 @@ class RemotePool:
     def _order(self, task: Task) -> None:
         if self._post is None:
             self._post = Post.open(Path(task.folder).parent)
-        self._handed_over += 1
-        order = Order(task, self._post, f"{task.number}-{self._handed_over}", os.getcwd(),
+        order = Order(task, self._post, f"{task.number}-{secrets.token_hex(4)}", os.getcwd(),
                       tuple(os.path.abspath(entry) for entry in sys.path),
                       {name: os.environ.get(name) for name in THREADS})  # fmt: skip
         self._orders[task.number] = order
