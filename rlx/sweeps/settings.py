@@ -194,6 +194,7 @@ def latest(dimensions: Sequence[Dimension]) -> list[Dimension]:
 
 def compose_hydra(dimensions: Sequence[Dimension], ours: Sequence[str]) -> DictConfig:
     """Hydra's own config, with the launcher and the sweeper that were chosen."""
+    register()
     check_hydra(ours)
     first = [dimension.override(dimension.values[0]) for dimension in dimensions]
     with naming(", ".join(d.override(d.values[0]) for d in dimensions if d.swept)):

@@ -156,19 +156,20 @@ def test_ctrl_c_reaches_the_sweep_alone(armed: Path, whole: Path) -> None:
 
 
 @pytest.fixture
-def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, subprocess.Popen]]:
+def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen]:
     """A Ray cluster of two nodes with one core each."""
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setenv("RAY_AUTH_TOKEN", "0123456789abcdef" * 4)
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     temp = tempfile.mkdtemp(prefix="rlx-", dir=short_temp())
+    monkeypatch.setenv("RAY_TMPDIR", temp)  # where address=auto finds it
+    (Path(temp) / "ray").mkdir()
     cluster = subprocess.Popen(
-        [sys.executable, str(HERE / "two_nodes.py"), temp], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, str(HERE / "two_nodes.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     try:
-        address = cluster.stdout.readline().strip()
-        assert address, "the cluster has not started"
-        yield address, cluster
+        assert cluster.stdout.readline() == "ready\n"
+        yield cluster
     finally:
         cluster.stdin.close()
         cluster.wait()
@@ -176,14 +177,13 @@ def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, subprocess
 
 
 @RAY
-def test_a_node_of_ray_is_killed(armed: Path, whole: Path, two_nodes: tuple[str, subprocess.Popen]) -> None:
-    address, cluster = two_nodes
-    ray = ("hydra/launcher=ray", f"hydra.launcher.address={address}")
+def test_a_node_of_ray_is_killed(armed: Path, whole: Path, two_nodes: subprocess.Popen) -> None:
+    ray = ("hydra/launcher=ray", "hydra.launcher.address=auto")
     process = start("-m", "sweep=nodes", *WAITING, *ray)
     wait_for(lambda: begun("nodes") == 2, process)  # one on each node
-    cluster.stdin.write("\n")
-    cluster.stdin.flush()
-    assert cluster.stdout.readline() == "gone\n"
+    two_nodes.stdin.write("\n")
+    two_nodes.stdin.flush()
+    assert two_nodes.stdout.readline() == "gone\n"
     armed.unlink()
     out = process.communicate()[0]
     assert process.returncode == 0, out
@@ -215,7 +215,7 @@ def test_a_ray_of_our_own_leaves_nothing_behind(
     finish("own", whole)
 
 
-# -- Slurm, which is played by scripts -----------------------------------------------------------------------------------
+# -- Slurm, which is played by scripts ---------------------------------------------------------------------------------
 
 
 SBATCH = """#!/bin/sh
@@ -243,14 +243,14 @@ def test_slurm_is_asked_for_what_was_set(tmp_path: Path, monkeypatch: pytest.Mon
     for name, text in {"sbatch": SBATCH.replace("{folder}", str(tmp_path)), "srun": SRUN, "sacct": SACCT}.items():
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
-    process = start("-m", "sweep=queue", *TINY, "seed=0,", "hydra/launcher=submitit_slurm",
+    process = start("-m", "sweep=queue", *TINY, "hydra/launcher=submitit_slurm",
                     "hydra.launcher.partition=short", "hydra.launcher.mem_gb=3", "hydra.launcher.timeout_min=7",
-                    "+hydra.launcher.additional_parameters.mail-type=END")  # fmt: skip
+                    "+hydra.launcher.additional_parameters.nice=5")  # fmt: skip
     out = process.communicate()[0]
-    assert process.returncode == 0, out + (tmp_path / "slurm.log").read_text()
+    assert process.returncode == 0, out
     assert [job.state for job in jobs("queue")] == ["done"]
     batch = (tmp_path / "batch.sh").read_text()
-    for line in ("partition=short", "mem=3GB", "time=7", "cpus-per-task=1", "mail-type=END", "job-name=rlx"):
+    for line in ("partition=short", "mem=3GB", "time=7", "cpus-per-task=1", "nice=5", "job-name=rlx"):
         assert f"#SBATCH --{line}\n" in batch
 
 
@@ -274,7 +274,7 @@ def test_where_there_is_no_slurm(capsys: pytest.CaptureFixture, monkeypatch: pyt
     assert "needs Slurm's sbatch and srun" in capsys.readouterr().err
 
 
-# -- without workers -----------------------------------------------------------------------------------------------------
+# -- without workers ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A Ray cluster of two nodes, for a test to talk to: says its address, kills the second node when it reads a line, and
+"""A Ray cluster of two nodes, for a test to talk to: says when it is ready, kills the second node when it reads a line, and
 ends with its standard input.
 """
 
@@ -9,9 +9,9 @@ import sys
 from ray.cluster_utils import Cluster
 
 node = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
-cluster = Cluster(initialize_head=True, head_node_args={**node, "temp_dir": sys.argv[1], "include_dashboard": False})
+cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
 second = cluster.add_node(**node)
-print(cluster.address, flush=True)
+print("ready", flush=True)
 if sys.stdin.readline():
     cluster.remove_node(second, allow_graceful=False)
     print("gone", flush=True)
