@@ -1,5 +1,5 @@
-"""A Ray cluster of two nodes, for a test to talk to: says when it is ready, kills the second node when it reads a line, and
-ends with its standard input.
+"""A Ray cluster of two nodes, for a test to talk to: says when it is ready, kills the second node when it reads a line,
+and ends with its standard input.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ import re
 import secrets
 import socket
 import sys
+import time
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -27,6 +28,7 @@ from rlx.errors import UserError, shown
 from rlx.fields import number
 from rlx.files import read_bounded, remove, write_atomically
 from rlx.reporting import counted
+from rlx.run_folder import in_use
 from rlx.sweeps.job import Ended, Task
 from rlx.sweeps.launchers.base import LauncherConfig
 from rlx.sweeps.launchers.local import THREADS, LocalConfig, LocalPool
@@ -35,7 +37,9 @@ log = logging.getLogger("rlx")
 
 LOOK = 0.2  # seconds between two looks of a worker at what it is told
 MOST_TOLD = 1 << 16  # bytes of how a job has ended
+LEASE = 120.0  # seconds to wait for a folder that a lost machine holds: a file server frees it after about 90
 TERMINATED = 143
+NEVER_BEGAN = "It was stopped before a worker took it up."
 
 
 @dataclass
@@ -126,6 +130,11 @@ class Order:
     path: tuple[str, ...]  # where Python looks for modules
     threads: dict[str, str | None]  # environment variables about threads, which workers set as they please
 
+    @property
+    def is_off(self) -> bool:
+        """Is it not wanted any more?"""
+        return self.post.abandoned or self.post.hears(self.key, "stop") or self.post.hears(self.key, "now")
+
     def pack(self) -> str:
         return json.dumps(asdict(self))
 
@@ -181,7 +190,7 @@ class RemotePool:
         order.post.say(order.key, "now" if now else "stop")
         if not order.post.hears(order.key, "begun"):  # and if it begins after all, it hears that it shall not
             del self._orders[number]
-            self._cancelled.append(Ended(number, TERMINATED, "It was stopped before a worker took it up."))
+            self._cancelled.append(Ended(number, TERMINATED, NEVER_BEGAN))
 
     def ended(self, number: int, ended: Ended | None, why: str) -> list[Ended]:
         """A worker is done with a task; if it does not say how the job has ended, it is lost and so is the job."""
@@ -239,8 +248,11 @@ def supervise(packed: str) -> str:
 def _supervise(order: Order) -> Ended:
     number, post, key = order.task.number, order.post, order.key
     post.say(key, "begun")
-    if post.abandoned or post.hears(key, "stop") or post.hears(key, "now"):
-        return Ended(number, TERMINATED, "It was stopped before a worker took it up.")
+    end = time.monotonic() + LEASE
+    while in_use(Path(order.task.folder)) and time.monotonic() < end and not order.is_off:
+        time.sleep(LOOK)
+    if order.is_off:
+        return Ended(number, TERMINATED, NEVER_BEGAN)
     pool = LocalPool(LocalConfig(jobs=1), 1)
     with plain_worker():
         pool.start(order.task)
@@ -251,7 +263,7 @@ def _supervise(order: Order) -> Ended:
                 return ended
             if post.hears(key, "now"):
                 pool.stop(number, now=True)
-            elif not asked and (post.hears(key, "stop") or post.abandoned):
+            elif not asked and order.is_off:
                 pool.stop(number)
                 asked = True
     finally:
