@@ -33,6 +33,8 @@ BAD_INPUT = 2  # an exit code that trying again does not mend
 class Source(Protocol):
     """Where tasks come from: a grid, or a search. A source adds its jobs to the sweep before it gives out a task."""
 
+    configs: Any  # the configs of its jobs, see `rlx.sweeps.grid.Checked`
+
     def next(self) -> Task | None:
         """The next task; None where there is nothing to start now."""
 
@@ -46,6 +48,15 @@ class Source(Protocol):
 
     def ended(self, job: Job, ended: Ended) -> None:
         """A job has ended, for good unless this source starts it again; its state and result may be changed here."""
+
+    def planned(self) -> str:
+        """What there is to do in all: '36 jobs'."""
+
+    def left(self) -> str:
+        """What there is still to do: '3 of 36 jobs left'."""
+
+    def close(self) -> list[str]:
+        """The sweep is over, for now; what there is to say besides its table."""
 
 
 class View(Protocol):
