@@ -513,7 +513,7 @@ def _copy_folder(path: Path, to: Path) -> None:
     manifest = _read_manifest(path)
     to.mkdir()
     for name, entry in manifest["files"].items():
-        write_atomically(to / name, _verified(path / name, entry))
+        write_atomically(to / name, verified(path / name, entry))
     write_atomically(to / "manifest.json", read_bounded(path / "manifest.json", follow=False))
 
 
