@@ -307,7 +307,7 @@ def test_values_that_make_no_run_fail_alone(capfd: pytest.CaptureFixture) -> Non
     assert "algo.discount" in str(sweep.jobs[1].reason)
     assert [trial["state"] for trial in search("a")["trials"]] == ["done", "failed", "done"]
     capfd.readouterr()
-    assert main(["resume", "multirun_outputs/sweeps/a", "trust=[trouble]"]) == 0
+    assert main(["resume", "multirun_outputs/sweeps/a", "trust=[trouble]"]) == 2
     assert "nothing to do" in capfd.readouterr().out
 
 

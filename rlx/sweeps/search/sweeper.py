@@ -51,8 +51,8 @@ def _settings_again(plan: Plan, written: dict[str, Any]) -> SearchConfig:
             )
     if plan.changes:
         raise UserError(
-            f"{shown(plan.changes[0])} would make trials that cannot be compared; run the best ones as a sweep of their "
-            "own, or start a new search."
+            f"{shown(plan.changes[0])} would make trials that cannot be compared; run the best of them as a sweep, "
+            "or start a new search."
         )
     settings = change_search(before, plan.search_changes)
     if written.get("settings", {}).get("storage") and settings.storage is None:
