@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from rlx.agent import LearnerAgent
 from rlx.callbacks.bus import Callback, CallbackBus
-from rlx.checkpoint import DamagedCheckpoint, find_checkpoint, read_folder
+from rlx.checkpoint import EXPORT, CheckpointData, DamagedCheckpoint, find_checkpoint, read_folder
 from rlx.collectors import Collector, LocalConfig
 from rlx.config import (
     PYTHON,
@@ -32,6 +32,7 @@ from rlx.config import (
     module_names,
     refuse_foreign_env,
 )
+from rlx.data.augment import Augment
 from rlx.data.dataset import TransitionDataset
 from rlx.data.frames import stacked_frames
 from rlx.data.reader import Reader
@@ -40,20 +41,22 @@ from rlx.data.sources import finish
 from rlx.data.specs import spec_of_dataset
 from rlx.data.store import Layout
 from rlx.data.windows import WindowReader
-from rlx.envs import make_env, make_vector_env, probe, spec_of
+from rlx.envs import for_training, make_env, make_vector_env, probe, spec_of
 from rlx.envs.factory import EnvConfig
 from rlx.envs.vector import VectorEnv
 from rlx.errors import UserError, shown
+from rlx.exports.folder import read_export
 from rlx.given import NOTHING, EnvLike, Given
 from rlx.learner import Learner
 from rlx.nn.encoders import AutoConfig
+from rlx.nn.native.choose import use_as_saved
 from rlx.reporting import counted
 from rlx.restoring import check_like, restoring
 from rlx.rewards import RewardTransform
 from rlx.rng import seeded
 from rlx.system import Allocation, available_memory, choose_device, enough_memory
 from rlx.trainers.trainer import Trainer
-from rlx.types import NO_ENV, OBS, Spec, Windows
+from rlx.types import NO_ENV, OBS, Batch, Spec, Windows
 
 log = logging.getLogger("rlx")
 
@@ -91,7 +94,7 @@ def _build(cfg: DictConfig, folder: Path, given: Given, progress: bool, opened: 
     dataset, prior = load_prior(cfg, spec, reward, learner, data) if cfg.dataset is not None else (None, None)
     collector: Collector | None = None
     if collects:
-        make_envs = functools.partial(make_vector_env, env_cfg, trust=cfg.trust)
+        make_envs = functools.partial(make_vector_env, for_training(env_cfg), trust=cfg.trust)
         node = OmegaConf.structured(LocalConfig) if cfg.collector is None else cfg.collector  # older runs have none
         collector = instantiate(node, learner, make_envs, reward, int(cfg.seed), trust=cfg.trust)
     replay = None
@@ -100,9 +103,9 @@ def _build(cfg: DictConfig, folder: Path, given: Given, progress: bool, opened: 
     if collector is not None and any(phase.collect > 0 and not phase.on_policy for phase in phases):
         frames = None
         if any(box.is_image and box.dtype == "uint8" for box in spec.obs.values()):
-            with closing(make_env(env_cfg, cfg.trust)) as env:
+            with closing(make_env(for_training(env_cfg), cfg.trust)) as env:
                 frames = stacked_frames(env, spec)
-        replay = make_replay(cfg, spec, collector.num_envs, prior, frames)
+        replay = make_replay(cfg, spec, collector.num_envs, prior, frames, folder)
         if replay.needs_env:  # it asks the env for rewards as long as the run lasts
             goal_env = make_env(env_cfg, cfg.trust)
             opened.callback(goal_env.close)
@@ -123,6 +126,8 @@ def _build(cfg: DictConfig, folder: Path, given: Given, progress: bool, opened: 
         replay=replay,
         prior=prior,
         dataset=dataset,
+        env_config=env_cfg if simulator else None,
+        augment=make_augment(cfg, spec, learner),
         trust=cfg.trust,
     )
     return trainer
@@ -184,7 +189,7 @@ def load_prior(
         learner.set_normalizer(torch.from_numpy(mean), torch.from_numpy(std))
     if learner.needs_returns:
         if not np.array_equal(dataset.reward, dataset.raw_reward):
-            raise UserError(f"algo={cfg.algo.name} is told returns in the env's units; use reward=identity.")
+            raise UserError(f"algo={cfg.algo.name} is one_line returns in the env's units; use reward=identity.")
         learner.set_returns(torch.from_numpy(dataset.returns()))
     if learner.reads is Windows:
         return dataset, WindowReader(dataset, learner.window, int(cfg.seed))
@@ -205,18 +210,35 @@ def read_dataset(cfg: DictConfig) -> TransitionDataset:
 
 
 def make_replay(
-    cfg: DictConfig, spec: Spec, num_envs: int, prior: Reader | None, frames: dict[str, int] | None = None
+    cfg: DictConfig,
+    spec: Spec,
+    num_envs: int,
+    prior: Reader | None,
+    frames: dict[str, int] | None = None,
+    folder: Path | None = None,
 ) -> Replay:
     """The replay of an online run; its size is said before anything is written into it."""
     budget = cfg.trainer.max_env_steps
     node = cfg.replay
     if budget is not None and budget < node.capacity:
         node = OmegaConf.merge(node, {"capacity": max(int(budget), num_envs)})  # never needs more
+    where = {"folder": folder} if node.get("memory") == "mmap" else {}
     replay: Replay = instantiate(
-        node, spec, num_envs, cfg.algo.discount, int(cfg.seed), trust=cfg.trust, prior=prior, frames=frames
+        node, spec, num_envs, cfg.algo.discount, int(cfg.seed), trust=cfg.trust, prior=prior, frames=frames, **where
     )
-    log.info("Replay: %s, %.1f MiB", counted(replay.capacity, "transition"), replay.nbytes / 2**20)
+    size, on_disk = replay.nbytes / 2**20, " on disk" if where else ""
+    log.info("Replay: %s, %.1f MiB%s", counted(replay.capacity, "transition"), size, on_disk)
     return replay
+
+
+def make_augment(cfg: DictConfig, spec: Spec, learner: Learner) -> Augment | None:
+    """What changes the pictures of minibatches, if anything does."""
+    if cfg.augment is None:  # as in older runs
+        return None
+    augment: Augment | None = instantiate(cfg.augment, spec, int(cfg.seed), trust=cfg.trust)
+    if augment is not None and learner.reads is not Batch:
+        raise UserError(f"augment=... changes minibatches, which algo={cfg.algo.name} does not read; use augment=none.")
+    return augment
 
 
 def make_bus(cfg: DictConfig, progress: bool = True) -> CallbackBus:
@@ -240,23 +262,36 @@ def env_spec(cfg: EnvConfig, trust: Sequence[str] = ()) -> Spec:
 # -- from a checkpoint to a learner that acts --------------------------------------------------------------------------
 
 
-def restore_learner(path: str | Path, trust: tuple[str, ...]) -> tuple[Learner, DictConfig]:
-    trust = module_names(trust)
+def read_saved(path: str | Path) -> CheckpointData:
+    """The checkpoint meant by a path, or an exported policy in the place of one."""
     folder = find_checkpoint(Path(path))
     try:
-        saved = read_folder(folder)
+        return read_export(folder) if (folder / EXPORT).is_file() else read_folder(folder)
     except DamagedCheckpoint as error:
         raise UserError(f"{folder} is damaged ({error}); use another checkpoint of the run.") from error
+
+
+def restore_learner(path: str | Path, trust: tuple[str, ...]) -> tuple[Learner, DictConfig]:
+    return learner_of(read_saved(path), trust)
+
+
+def learner_of(saved: CheckpointData, trust: tuple[str, ...]) -> tuple[Learner, DictConfig]:
+    """A learner that acts, and the config that it was trained with."""
+    trust = module_names(trust)
     cfg = load_config(saved.config, (), trust, use=("algo", "env", "encoder"))
     learner_class(cfg)
+    folder = saved.path or Path()
+    use_as_saved(saved.state.get("native", False))
     with restoring(folder):
         check_spec(cfg, saved.spec)
         tensors = saved.tensors["learner"]
-        limit = 2 * sum(tensor.nbytes for tensor in tensors.values()) + 2**26  # which all of the learner's are among
+        whole = any(not name.startswith("model.") for name in tensors)  # has it optimizers, two numbers per weight?
+        size = sum(tensor.nbytes for tensor in tensors.values()) * (1 if whole else 3)
+        limit = 2 * size + 2**26  # which all of the learner's are among
         with Allocation(limit, f"The config of {folder} describes larger networks than its tensors are from."):
             learner = make_learner(cfg, saved.spec, trust)
         check_like(saved.state["learner"], learner.counters(), "learner")
-        learner.load_tensors(tensors)
+        learner.load_tensors(tensors, whole)
         learner.load_counters(saved.state["learner"])
         learner.eval()
         with seeded(0, torch.device("cpu")):  # some values are read by acting alone
@@ -269,6 +304,14 @@ def restore_to_act(
     path: str | Path, trust: tuple[str, ...], env: EnvLike | None = None, episodes: int = 10
 ) -> tuple[Learner, DictConfig, VectorEnv, str]:
     """As `restore_learner`, with envs to run the policy in, those of the run or those that are given, and their id."""
+    learner, cfg, env_cfg, lanes = restore_with_env(path, trust, env)
+    return learner, cfg, make_vector_env(env_cfg, min(episodes, lanes), trust=module_names(trust)), env_cfg.id
+
+
+def restore_with_env(
+    path: str | Path, trust: tuple[str, ...], env: EnvLike | None = None
+) -> tuple[Learner, DictConfig, EnvConfig, int]:
+    """As `restore_learner`, with how to make envs to run the policy in, and how many there may be at a time."""
     trust = module_names(trust)
     learner, cfg = restore_learner(path, trust)
     given = Given.of(env, None)
@@ -279,13 +322,13 @@ def restore_to_act(
                 env_cfg, kwargs={}, wrappers={}, vectorization="auto", step_timeout=None, max_episode_steps=None
             )
         check_same_env(learner.spec, env_spec(env_cfg))
-        return learner, cfg, make_vector_env(env_cfg, 1 if given.env.single else min(episodes, 10)), given.env.id
+        return learner, cfg, env_cfg, 1 if given.env.single else 10
     refuse_foreign_env(cfg, trust)
     if cfg.env.id == NO_ENV:
         raise UserError("This policy was trained with env=none: there is no simulator to run it in.")
     env_cfg = given.env_config(cfg)
     check_same_env(learner.spec, env_spec(env_cfg, trust))
-    return learner, cfg, make_vector_env(env_cfg, min(episodes, 10), trust), str(cfg.env.id)
+    return learner, cfg, env_cfg, 10
 
 
 def check_same_env(saved: Spec, spec: Spec) -> None:

@@ -9,10 +9,11 @@ A checkpoint is a folder:
     <group>.safetensors   tensors: learner, rng, journal, rollout
 
 The replay is written incrementally: `replay/<start>-<end>.safetensors` holds rows of the stream since the checkpoint
-before, and manifests refer to segments by name and hash. Everything is written beside its place, fsynced and renamed,
-so a reader sees the old state or the new one. `last` and `best` are links that are swapped the same way. What is read
-back is data: nothing is imported, unpickled or instantiated because a file asks for it. It is read from regular files
-only, of the size that the manifest says, and whatever is wrong with it is a `DamagedCheckpoint`.
+before, and manifests refer to segments by name and hash; those of images are compressed (`.zst`). Everything is written
+beside its place, fsynced and renamed, so a reader sees the old state or the new one. `last` and `best` are links that
+are swapped the same way. What is read back is data: nothing is imported, unpickled or instantiated because a file asks
+for it. It is read from regular files only, of the size that the manifest says, and whatever is wrong with it is a
+`DamagedCheckpoint`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import zstandard
 from omegaconf import DictConfig, OmegaConf
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
@@ -51,12 +53,14 @@ log = logging.getLogger("rlx")
 # 1 had no sha256 of the manifest itself; later formats keep `seal`, which tells damage from a new format.
 # 2 kept other things in the same files under other names, see `_upgrade` and `Learner.load_tensors`.
 FORMAT = 3
+PACKED, LEVEL = ".zst", 3  # of replay segments that are compressed by Zstandard
 MOST_FILES = 64  # of a checkpoint; there are about six
+EXPORT = "policy.json"  # what the folder of an exported policy has in the place of a manifest, see `rlx.exports`
 
 # What we write, and hence what we read and may delete. Other names in these folders are somebody else's.
 STEP, BEST = re.compile(r"step_[0-9]{12,20}"), re.compile(r"best_[0-9]{12,20}")
 FILE = re.compile(r"config\.yaml|state\.json|[a-z_]{1,64}\.safetensors")
-SEGMENT = re.compile(r"([0-9]{12,20})-([0-9]{12,20})\.safetensors")
+SEGMENT = re.compile(r"([0-9]{12,20})-([0-9]{12,20})\.safetensors(\.zst)?")
 UNFINISHED = re.compile(rf"\.(last|best|{STEP.pattern}|{BEST.pattern}|{SEGMENT.pattern})\.writing")
 
 # bytes of an element, by the names that safetensors has for the types of torch
@@ -90,11 +94,13 @@ class CheckpointData:
         return cls(OmegaConf.to_yaml(cfg, resolve=False), spec, state, tensors)
 
 
-def _entry(data: bytes) -> dict[str, Any]:
+def entry_of(data: bytes) -> dict[str, Any]:
+    """What a manifest says of a file."""
     return {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
 
 
-def _dump(tensors: dict[str, Tensor]) -> bytes:
+def dump(tensors: dict[str, Tensor]) -> bytes:
+    """Tensors as a safetensors file."""
     return dump_tensors({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
 
 
@@ -117,8 +123,8 @@ def _write_files(checkpoint: CheckpointData, beside: Path) -> None:
     beside.mkdir(parents=True)
     state = {**checkpoint.state, "spec": checkpoint.spec._asdict()}
     files = {"config.yaml": checkpoint.config.encode(), "state.json": json.dumps(state).encode()}
-    files |= {f"{group}.safetensors": _dump(tensors) for group, tensors in checkpoint.tensors.items()}
-    manifest = {"format": FORMAT, "files": {name: _entry(data) for name, data in files.items()}}
+    files |= {f"{group}.safetensors": dump(tensors) for group, tensors in checkpoint.tensors.items()}
+    manifest = {"format": FORMAT, "files": {name: entry_of(data) for name, data in files.items()}}
     manifest["segments"] = checkpoint.segments
     for name, data in files.items():
         write_atomically(beside / name, data)
@@ -128,7 +134,7 @@ def _write_files(checkpoint: CheckpointData, beside: Path) -> None:
 def seal(manifest: dict[str, Any]) -> bytes:
     """A manifest as it is written: the sha256 of all the rest is part of it."""
     rest = {key: value for key, value in manifest.items() if key != "sha256"}
-    return json.dumps({**rest, "sha256": _entry(json.dumps(rest).encode())["sha256"]}, indent=1).encode()
+    return json.dumps({**rest, "sha256": entry_of(json.dumps(rest).encode())["sha256"]}, indent=1).encode()
 
 
 # -- reading: nothing is believed before it is checked ---------------------------------------------------------------
@@ -149,7 +155,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         _check_names(manifest["files"])
         _check_segments(manifest["segments"])
     except MALFORMED as error:
-        raise DamagedCheckpoint(f"manifest.json cannot be read ({_one_line(error)})") from error
+        raise DamagedCheckpoint(f"manifest.json cannot be read ({one_line(error)})") from error
     return manifest
 
 
@@ -172,8 +178,12 @@ def _check_segments(segments: list[dict[str, Any]]) -> None:
     for segment in segments:
         name, start, end = segment["name"], segment["start"], segment["end"]
         _check_entry(name, segment, SEGMENT)
-        if name != _segment_name(start, end) or start >= end or at not in (None, start):
+        packed = name.endswith(PACKED)
+        if name != _segment_name(start, end, packed) or start >= end or at not in (None, start):
             raise DamagedCheckpoint(f"the replay segment {name} does not fit the others")
+        unpacked = segment.get("unpacked", 0)
+        if packed and (type(unpacked) is not int or unpacked < 1):
+            raise DamagedCheckpoint(f"the replay segment {name} does not say how large it is")
         at = end
 
 
@@ -181,11 +191,11 @@ def _step_name(steps: int) -> str:
     return f"step_{steps:012d}"
 
 
-def _segment_name(start: int, end: int) -> str:
-    return f"{start:012d}-{end:012d}.safetensors"
+def _segment_name(start: int, end: int, packed: bool = False) -> str:
+    return f"{start:012d}-{end:012d}.safetensors{PACKED if packed else ''}"
 
 
-def _verified(path: Path, entry: dict[str, Any]) -> bytes:
+def verified(path: Path, entry: dict[str, Any]) -> bytes:
     """The bytes of a regular file, of which the size is compared before it is read and the hash afterwards."""
     try:
         with open(open_regular(path, follow=False), "rb") as file:
@@ -194,25 +204,43 @@ def _verified(path: Path, entry: dict[str, Any]) -> bytes:
                 raise DamagedCheckpoint(f"{path.name} has {size:,} bytes, and was written with {entry['size']:,}")
             data = file.read(size)
     except OSError as error:
-        raise DamagedCheckpoint(f"{path.name} cannot be read ({_one_line(error)})") from error
-    if _entry(data) != {"sha256": entry["sha256"], "size": entry["size"]}:
+        raise DamagedCheckpoint(f"{path.name} cannot be read ({one_line(error)})") from error
+    if entry_of(data) != {"sha256": entry["sha256"], "size": entry["size"]}:
         raise DamagedCheckpoint(f"{path.name} is not what was written")
     return data
 
 
-def _one_line(error: BaseException) -> str:
+def _unpacked(segment: dict[str, Any], data: bytes, spec: Spec) -> bytes:
+    """The bytes of a compressed segment, which has to say in two places how many they are, and no more than fit."""
+    name, size = segment["name"], segment["unpacked"]
+    row = 8 * (spec.obs_dim + spec.action_dim + 16)  # bytes, at most: two observations of floats, or three of uint8
+    if size > 2**20 + row * (segment["end"] - segment["start"]):
+        raise DamagedCheckpoint(f"{name} says that it is {size:,} bytes, which its rows cannot be")
+    free = available_memory()
+    if free is not None and 2 * size > free:
+        raise UserError(f"{name} takes {2 * size / 2**30:.1f} GiB to read and {free / 2**30:.1f} GiB are free.")
+    try:
+        if zstandard.get_frame_parameters(data).content_size != size:
+            raise DamagedCheckpoint(f"{name} is not of the size that was written")
+        found = zstandard.ZstdDecompressor().decompress(data, max_output_size=size, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise DamagedCheckpoint(f"{name} cannot be unpacked ({one_line(error)})") from error
+    return bytes(found)
+
+
+def one_line(error: BaseException) -> str:
     """An error on one line."""
     text = (error.strerror or str(error)) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
     return " ".join(text.split())[:200]
 
 
-def _check_room(path: Path, sizes: dict[str, int]) -> None:
+def check_room(path: Path, sizes: dict[str, int]) -> None:
     """Compare sizes before anything is read: with what is on disk, and with the memory that there is."""
     for name, size in sizes.items():
         try:
             info = os.lstat(path / name)
         except OSError as error:
-            raise DamagedCheckpoint(f"{name} cannot be read ({_one_line(error)})") from error
+            raise DamagedCheckpoint(f"{name} cannot be read ({one_line(error)})") from error
         if not stat.S_ISREG(info.st_mode) or info.st_size != size:
             raise DamagedCheckpoint(f"{name} is not a file of the size that was written")
     need, free = 2 * sum(sizes.values()), available_memory()  # as bytes, and as tensors
@@ -254,7 +282,8 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return entries
 
 
-def _load(data: bytes) -> dict[str, Tensor]:
+def read_tensors(data: bytes) -> dict[str, Tensor]:
+    """The tensors of a safetensors file; ValueError and the like if it is not well-formed."""
     _shapes(data)
     return load_tensors(data)
 
@@ -263,26 +292,27 @@ def read_folder(path: Path) -> CheckpointData:
     """Read and verify a checkpoint folder; DamagedCheckpoint if anything is missing, changed or malformed."""
     manifest = _read_manifest(path)
     entries = manifest["files"]
-    _check_room(path, {name: entry["size"] for name, entry in entries.items()})
-    files = {name: _verified(path / name, entry) for name, entry in entries.items()}
+    check_room(path, {name: entry["size"] for name, entry in entries.items()})
+    files = {name: verified(path / name, entry) for name, entry in entries.items()}
     at = "state.json"
     try:
         state = json.loads(files[at])
-        spec = _spec(state.pop("spec"))
+        spec = spec_from(state.pop("spec"))
         if manifest["format"] < FORMAT:
             _upgrade(state)
         _check_state(state, manifest["segments"])
         tensors = {}
         for at in (name for name in files if name.endswith(".safetensors")):
-            tensors[Path(at).stem] = _load(files[at])
+            tensors[Path(at).stem] = read_tensors(files[at])
         at = "config.yaml"
         config = files[at].decode()
     except MALFORMED as error:
-        raise DamagedCheckpoint(f"{at} holds what rlx does not write ({_one_line(error)})") from error
+        raise DamagedCheckpoint(f"{at} holds what rlx does not write ({one_line(error)})") from error
     return CheckpointData(config, spec, state, tensors, manifest["segments"], path)
 
 
-def _spec(raw: dict[str, Any]) -> Spec:
+def spec_from(raw: dict[str, Any]) -> Spec:
+    """A Spec as it was written; ValueError and the like unless an env could have it."""
     goal, boxes = raw.pop("goal"), raw.pop("boxes", ())  # older checkpoints have no boxes
     values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()}
     spec = Spec(**values)._replace(
@@ -311,6 +341,8 @@ def _check_state(state: dict[str, Any], segments: list[dict[str, Any]]) -> None:
         raise ValueError("the learner's counters are not integers")
     if type(threads) is not int or not 1 <= threads < 2**16:
         raise ValueError("the number of threads is not valid")
+    if type(state.get("native", False)) is not bool:
+        raise ValueError("native is neither true nor false")
     if type((state.get("trainer") or {}).get("steps", 0)) is not int:
         raise ValueError("the number of steps is not an integer")
     total = (state.get("replay") or {}).get("total")
@@ -321,8 +353,9 @@ def _check_state(state: dict[str, Any], segments: list[dict[str, Any]]) -> None:
 class CheckpointStore:
     """The `checkpoints` folder of a run."""
 
-    def __init__(self, folder: Path, keep: int = 2):
+    def __init__(self, folder: Path, keep: int = 2, packed: bool = False):
         self.folder = folder
+        self.packed = packed  # are segments of the replay compressed
         self.keep = max(1, keep)
         self._segments: list[dict[str, Any]] = []  # of the replay, as of the latest checkpoint
 
@@ -367,10 +400,13 @@ class CheckpointStore:
         segments = [s for s in self._segments if s["end"] > oldest]
         if start < replay.total:
             (self.folder / "replay").mkdir(exist_ok=True)
-            name = _segment_name(start, replay.total)
-            data = _dump(replay.segment(start, replay.total))
+            name = _segment_name(start, replay.total, self.packed)
+            data, unpacked = dump(replay.segment(start, replay.total)), {}
+            if self.packed:
+                unpacked["unpacked"] = len(data)
+                data = zstandard.ZstdCompressor(LEVEL).compress(data)
             write_atomically(self.folder / "replay" / name, data)
-            segments.append({"name": name, "start": start, "end": replay.total, **_entry(data)})
+            segments.append({"name": name, "start": start, "end": replay.total, **entry_of(data), **unpacked})
         return segments
 
     def _drop_unused_segments(self) -> None:
@@ -413,8 +449,9 @@ class CheckpointStore:
     def _read_segments(self, checkpoint: CheckpointData) -> Iterator[tuple[dict[str, Any], bytes]]:
         refuse_link(self.folder / "replay")
         for segment in checkpoint.segments:
-            _check_room(self.folder / "replay", {segment["name"]: segment["size"]})
-            yield segment, _verified(self.folder / "replay" / segment["name"], segment)
+            check_room(self.folder / "replay", {segment["name"]: segment["size"]})
+            data = verified(self.folder / "replay" / segment["name"], segment)
+            yield segment, _unpacked(segment, data, checkpoint.spec) if segment["name"].endswith(PACKED) else data
 
     def load_replay(self, checkpoint: CheckpointData, replay: Replay) -> None:
         """Put the rows back; later checkpoints add to the segments of this one."""
@@ -429,7 +466,7 @@ class CheckpointStore:
     def replay_segments(self, checkpoint: CheckpointData) -> Iterator[tuple[int, dict[str, Tensor]]]:
         """The rows of the replay, verified: the first of each segment, and its tensors."""
         for segment, data in self._read_segments(checkpoint):
-            yield segment["start"], _load(data)
+            yield segment["start"], read_tensors(data)
 
     def rewrite_replay(self) -> None:
         """Rows have changed since they were written: the next checkpoint writes all of them."""
@@ -476,7 +513,7 @@ def _copy_folder(path: Path, to: Path) -> None:
     manifest = _read_manifest(path)
     to.mkdir()
     for name, entry in manifest["files"].items():
-        write_atomically(to / name, _verified(path / name, entry))
+        write_atomically(to / name, verified(path / name, entry))
     write_atomically(to / "manifest.json", read_bounded(path / "manifest.json", follow=False))
 
 
@@ -490,7 +527,7 @@ def _check_rows(segment: dict[str, Any], data: bytes) -> None:
         shapes = _shapes(data)
         rows = shapes["rows"][0] if "rows" in shapes else None
     except MALFORMED as error:
-        raise DamagedCheckpoint(f"{segment['name']} holds what rlx does not write ({_one_line(error)})") from error
+        raise DamagedCheckpoint(f"{segment['name']} holds what rlx does not write ({one_line(error)})") from error
     if rows != segment["end"] - segment["start"]:
         raise DamagedCheckpoint(f"{segment['name']} does not hold the rows that it should")
 
@@ -504,10 +541,10 @@ def _segments_of(path: Path) -> list[dict[str, Any]]:
 
 
 def find_checkpoint(path: Path) -> Path:
-    """The checkpoint meant by a run folder (its best, else its last) or by a checkpoint folder."""
+    """The checkpoint meant by a run folder (its best, else its last), by a checkpoint folder or by an export."""
     if path.name in ("best", "last"):
         refuse_stray(path)
-    if (path / "manifest.json").is_file():
+    if (path / "manifest.json").is_file() or (path / EXPORT).is_file():
         return path.resolve()
     for name in ("best", "last"):
         candidate = path / "checkpoints" / name

@@ -65,7 +65,9 @@ def table(rows: Sequence[tuple[str, str]], title: str | None = None, header: tup
         made.add_row(*row)
     terminal = sys.stdout.isatty()
     width = None if terminal else WIDTH
-    console = Console(file=io.StringIO(), width=width, markup=False, emoji=False, legacy_windows=False)
+    console = Console(
+        file=io.StringIO(), width=width, markup=False, emoji=False, legacy_windows=False, force_jupyter=False
+    )  # in a notebook it would show the table at once, whether it is to be shown or not
     if terminal:
         console.width = Console().width
     console.print(made)

@@ -1,4 +1,4 @@
-"""Returns and targets, as pure functions: one-step TD, generalised advantages, Monte-Carlo."""
+"""Returns and targets, as pure functions: one-step TD, generalised advantages, lambda returns, Monte-Carlo."""
 
 from __future__ import annotations
 
@@ -8,11 +8,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlx.nn.native import NATIVE
+
 Column = TypeVar("Column", np.ndarray, Tensor)
 
 
 def td_target(reward: Tensor, discount: Tensor | float, terminated: Tensor, next_value: Tensor) -> Tensor:
     """r + discount * (1 - terminated) * V(s'); `discount` is gamma**n, and truncation does not appear."""
+    if NATIVE.on is not None and not torch.compiler.is_compiling():
+        target: Tensor | None = NATIVE.on.td_target(reward, discount, terminated, next_value)
+        if target is not None:
+            return target
     return reward + discount * (1.0 - terminated) * next_value
 
 
@@ -37,6 +43,23 @@ def gae(
     for t in reversed(range(len(delta))):
         running = torch.addcmul(delta[t], decay[t], running, out=advantage[t])
     return advantage, advantage + value
+
+
+def lambda_returns(
+    reward: Tensor, next_value: Tensor, terminated: Tensor, truncated: Tensor, discount: float, lam: float
+) -> Tensor:
+    """G_t = r_t + discount * ((1 - lam) * V(s_{t+1}) + lam * G_{t+1}), cut where an episode ends; all are [T, N].
+
+    `next_value` is the value of the real successor: a truncated episode and the last row bootstrap from it alone, a
+    terminated one from nothing.
+    """
+    target = td_target(reward, discount, terminated, next_value)
+    further = discount * lam * (1.0 - torch.maximum(truncated, terminated))
+    returns = torch.empty_like(target)
+    returns[-1] = target[-1]
+    for t in reversed(range(len(target) - 1)):
+        torch.addcmul(target[t], further[t], returns[t + 1] - next_value[t], out=returns[t])
+    return returns
 
 
 def going_on(reward: np.ndarray, truncated: bool, discount: float) -> np.ndarray:

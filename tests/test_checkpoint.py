@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import zstandard
 from omegaconf import OmegaConf
 
 import rlx.checkpoint as module
@@ -98,7 +99,7 @@ def test_a_manifest_cannot_point_elsewhere(tmp_path: Path) -> None:
     write_folder(checkpoint(), tmp_path / "c")
     (tmp_path / "secret.json").write_text("{}")
     manifest = json.loads((tmp_path / "c" / "manifest.json").read_text())
-    manifest["files"]["../secret.json"] = module._entry(b"{}")
+    manifest["files"]["../secret.json"] = module.entry_of(b"{}")
     (tmp_path / "c" / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(DamagedCheckpoint):
         read_folder(tmp_path / "c")
@@ -243,7 +244,7 @@ def change_manifest(folder: Path, change: Callable[[dict[str, Any]], Any]) -> No
 def put_file(folder: Path, name: str, data: bytes) -> None:
     """A file and what the manifest says of it."""
     (folder / name).write_bytes(data)
-    change_manifest(folder, lambda m: m["files"].update({name: module._entry(data)}))
+    change_manifest(folder, lambda m: m["files"].update({name: module.entry_of(data)}))
 
 
 def put_state(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
@@ -304,13 +305,13 @@ BYTES = {
     "nothing": b"",
 }
 MANIFESTS: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "a_million_files": lambda m: m["files"].update({f"f{i}.safetensors": module._entry(b"") for i in range(100_000)}),
-    "a_file_above": lambda m: m["files"].update({"../x.safetensors": module._entry(b"")}),
-    "an_absolute_path": lambda m: m["files"].update({"/etc/passwd": module._entry(b"")}),
-    "a_file_below": lambda m: m["files"].update({"a/b.safetensors": module._entry(b"")}),
-    "a_nul": lambda m: m["files"].update({"a\0.safetensors": module._entry(b"")}),
-    "a_surrogate": lambda m: m["files"].update({"\ud800.safetensors": module._entry(b"")}),
-    "a_name_of_a_megabyte": lambda m: m["files"].update({"a" * 2**20 + ".safetensors": module._entry(b"")}),
+    "a_million_files": lambda m: m["files"].update({f"f{i}.safetensors": module.entry_of(b"") for i in range(100_000)}),
+    "a_file_above": lambda m: m["files"].update({"../x.safetensors": module.entry_of(b"")}),
+    "an_absolute_path": lambda m: m["files"].update({"/etc/passwd": module.entry_of(b"")}),
+    "a_file_below": lambda m: m["files"].update({"a/b.safetensors": module.entry_of(b"")}),
+    "a_nul": lambda m: m["files"].update({"a\0.safetensors": module.entry_of(b"")}),
+    "a_surrogate": lambda m: m["files"].update({"\ud800.safetensors": module.entry_of(b"")}),
+    "a_name_of_a_megabyte": lambda m: m["files"].update({"a" * 2**20 + ".safetensors": module.entry_of(b"")}),
     "no_learner": lambda m: m["files"].pop("learner.safetensors"),
     "no_files": lambda m: m.pop("files"),
     "files_as_a_list": lambda m: m.update(files=[]),
@@ -321,7 +322,7 @@ MANIFESTS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a_huge_size": lambda m: m["files"]["state.json"].update(size=2**70),
     "no_hash": lambda m: m["files"]["state.json"].pop("sha256"),
     "a_number_as_hash": lambda m: m["files"]["state.json"].update(sha256=3),
-    "a_segment_above": lambda m: m.update(segments=[{"name": "../x", "start": 0, "end": 1, **module._entry(b"")}]),
+    "a_segment_above": lambda m: m.update(segments=[{"name": "../x", "start": 0, "end": 1, **module.entry_of(b"")}]),
     "a_segment_of_nothing": lambda m: m.update(segments=[{}]),
 }
 
@@ -388,7 +389,7 @@ def test_only_regular_files_are_read(name: str, folder: Path, tmp_path: Path) ->
 
 def test_sizes_are_compared_before_reading(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sparse file of a terabyte costs nothing; nor does one that the manifest knows of and memory could not hold."""
-    monkeypatch.setattr(module, "_verified", None)  # nothing may be read
+    monkeypatch.setattr(module, "verified", None)  # nothing may be read
     with (folder / "learner.safetensors").open("ab") as file:
         file.truncate(2**40)
     is_damaged(folder)
@@ -534,3 +535,76 @@ def test_a_checkpoint_under_another_name_is_passed_over(tmp_path: Path) -> None:
         store.save_step(saved, steps, None)
     (tmp_path / "step_000000000001").rename(tmp_path / "step_000000000099")
     assert store.latest().path == tmp_path / "step_000000000002"
+
+
+# -- compressed segments ---------------------------------------------------------------------------------------------
+
+
+def packed(folder: Path) -> CheckpointStore:
+    store, replay = CheckpointStore(folder, packed=True), empty(capacity=200)
+    for steps in (100, 150):
+        grow(replay, steps - replay.total)
+        store.save_step(checkpoint(steps), steps, replay)
+    return store
+
+
+def repacked(folder: Path, data: bytes, **values: Any) -> None:
+    """Another file in the place of the newest segment, in a manifest that agrees."""
+    name = "000000000100-000000000150.safetensors.zst"
+    (folder / "replay" / name).write_bytes(data)
+    entry = {**module._entry(data), **values}
+    change_manifest(folder / "step_000000000150", lambda m: m["segments"][-1].update(entry))
+
+
+def test_compressed_segments_come_back(tmp_path: Path) -> None:
+    store = packed(tmp_path)
+    names = sorted(path.name for path in (tmp_path / "replay").iterdir())
+    assert names == ["000000000000-000000000100.safetensors.zst", "000000000100-000000000150.safetensors.zst"]
+    plain, back = empty(capacity=200), empty(capacity=200)
+    grow(plain, 150)
+    store.load_replay(store.latest(), back)
+    np.testing.assert_array_equal(back.store.rows, plain.store.rows)
+    back.store.load_counters({"total": 150})
+    grow(back, 10)
+    store.packed = False  # which may change from session to session
+    store.save_step(checkpoint(160), 160, back)
+    assert [s["name"][-4:] for s in store.latest().segments] == [".zst", ".zst", "sors"]
+    assert len(list(store.replay_segments(store.latest()))) == 3
+
+
+SIZE = 2**40  # of what no segment can be
+
+
+@pytest.mark.parametrize(
+    ("make", "values", "reason"),
+    [
+        (lambda d: d, {"unpacked": SIZE}, "says that it is 1,099,511,627,776 bytes, which its rows cannot be"),
+        (lambda d: d, {"unpacked": 10}, "is not of the size that was written"),
+        (lambda d: d, {"unpacked": None}, "does not say how large it is"),
+        (lambda d: d, {"unpacked": -1}, "does not say how large it is"),
+        (lambda d: d[:-9], {}, "cannot be unpacked"),
+        (lambda d: b"no zstd" + d, {}, "cannot be unpacked"),
+        (lambda d: zstandard.compress(bytes(2**26)), {}, "is not of the size that was written"),
+        (lambda d: zstandard.compress(bytes(2**26)), {"unpacked": 2**26}, "which its rows cannot be"),
+        (lambda d: zstandard.ZstdCompressor(write_content_size=False).compress(d), {}, "is not of the size"),
+        (lambda d: d + d, {}, "cannot be unpacked"),
+        (lambda d: zstandard.compress(b"x" * len(zstandard.decompress(d))), {}, "holds what rlx does not write"),
+    ],
+)
+def test_what_a_segment_unpacks_to_is_bounded(
+    make: Callable[[bytes], bytes], values: dict[str, Any], reason: str, tmp_path: Path, caplog: Any
+) -> None:
+    packed(tmp_path)
+    data = (tmp_path / "replay" / "000000000100-000000000150.safetensors.zst").read_bytes()
+    repacked(tmp_path, make(data), **values)
+    with caplog.at_level(logging.WARNING, "rlx"):
+        assert CheckpointStore(tmp_path).latest().path == tmp_path / "step_000000000100"
+    assert reason in caplog.text
+
+
+def test_there_has_to_be_memory_to_unpack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed(tmp_path)
+    monkeypatch.setattr(module, "available_memory", lambda: 3000)
+    monkeypatch.setattr(module, "_check_room", lambda *_: None)
+    with pytest.raises(UserError, match=r"takes 0.0 GiB to read and 0.0 GiB are free"):
+        CheckpointStore(tmp_path).latest()

@@ -20,6 +20,7 @@ from rlx.config import (
     instantiate,
     learners,
     load_config,
+    resolved_values,
     schemas,
     trusted,
     validate,
@@ -310,3 +311,25 @@ def test_an_env_by_its_id_takes_nothing_from_the_default_one() -> None:
     assert compose_config(["env.id=Pendulum-v1"]) == tuned
     assert compose_config(["env=pendulum", "env.id=Mine-v0"]).algo == tuned.algo  # asked for by name
     assert compose_config(["env.id=Mine-v0", "env.dataset_id=a/b-v0"]).env.dataset_id == "a/b-v0"
+
+
+def test_the_choices_of_a_run_are_known_by_name():
+    cfg = compose_config(["algo=td3", "reward=clip_1"])
+    wanted = {"algo": "td3", "env": "pendulum", "reward": "clip_1", "trainer": "off_policy", "logger": "default"}
+    assert wanted.items() <= dict(cfg.choices).items()
+    assert "dataset" not in cfg.choices
+    assert "hydra" not in cfg
+    assert compose_config(["env.id=CartPole-v1", "algo=dqn"]).choices.env == "CartPole-v1", "not the default's name"
+
+
+def test_values_for_others_are_resolved_but_for_what_comes_from_the_environment(monkeypatch):
+    monkeypatch.setenv("A_RATE", "0.00123")
+    cfg = compose_config(
+        ["algo=cql", "dataset=random", "algo.actor_lr=${oc.env:A_RATE}", "algo.critic_lr=${algo.actor_lr}"]
+    )
+    values = resolved_values(cfg)
+    assert (values["algo"]["actor_lr"], values["algo"]["critic_lr"]) == ("${oc.env:A_RATE}", "${algo.actor_lr}")
+    assert values["dataset"]["env"]["id"] == "Pendulum-v1", "a whole part that another refers to"
+    rest = str({key: value for key, value in values.items() if key != "algo"})
+    assert "${" not in rest
+    assert "0.00123" not in str(values)

@@ -1,4 +1,6 @@
-"""Progress: a bar on a terminal, plain lines anywhere else. Only looks, never touches metrics or generators.
+"""Progress: a bar on a terminal or in a notebook, plain lines anywhere else.
+
+Only looks, never touches metrics or generators.
 
 The time left is what the steps that are left take at the rate of this phase, plus what the evaluations that are left
 take. The rate is that of learning: random steps before the first update are so much faster that they tell nothing.
@@ -6,6 +8,7 @@ take. The rate is that of learning: random steps before the first update are so 
 
 from __future__ import annotations
 
+import importlib
 import logging
 import sys
 import time
@@ -43,6 +46,26 @@ def format_seconds(seconds: float) -> str:
     return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
 
 
+def display_handle() -> Any:
+    """In a notebook, a piece of output that can be replaced; None anywhere else.
+
+    IPython is what a notebook runs on. Rich's own bar would need ipywidgets besides, and shows nothing without.
+    """
+    if "IPython" not in sys.modules:
+        return None
+    ipython: Any = sys.modules["IPython"]
+    if getattr(ipython.get_ipython(), "kernel", None) is None:  # a terminal, or no IPython session at all
+        return None
+    display: Any = importlib.import_module("IPython.display")
+    return display.display({"text/plain": ""}, raw=True, display_id=True)
+
+
+def drawn_bar(done: int, total: int | None, width: int = 40) -> str:
+    """'━━━━━━──────' with the share that is done."""
+    full = round(width * min(1.0, done / total)) if total else 0
+    return "━" * full + "─" * (width - full)
+
+
 class Progress(Callback):
     """Shows phase, steps, updates per second, the latest and the best evaluation, and the time left."""
 
@@ -54,6 +77,7 @@ class Progress(Callback):
         self.phase = ""
         self.latest: float | None = None  # eval/return_mean
         self._bar: Bar | None = None
+        self._handle: Any = None  # of the output in a notebook
         self._task: TaskID | None = None
         self._due = 0.0  # when to show the next state
         self._seen = (0.0, 0)  # time and updates when it was last shown
@@ -68,13 +92,14 @@ class Progress(Callback):
         now = time.monotonic()
         self._seen = (now, trainer.state.updates)
         self._begin(trainer, getattr(trainer.state, "phase", ""))  # of a resumed run, which is in the middle of it
-        if sys.stdout.isatty():
+        self._handle = display_handle()
+        if self._handle is None and sys.stdout.isatty():
             self._start_bar(trainer)
         self._due = now + self._interval
 
     def on_phase_start(self, trainer: Trainer, phase: str) -> None:
         self._begin(trainer, phase)
-        if self._bar is None:
+        if not self._in_place:
             log.info("%s: starts at %s steps", phase, trainer.state.steps)
 
     def on_update(self, trainer: Trainer, metrics: dict[str, Any]) -> None:
@@ -96,8 +121,9 @@ class Progress(Callback):
         self._show(trainer)
 
     def on_run_end(self, trainer: Trainer) -> None:
-        if self._bar is not None:
+        if self._in_place:
             self._show(trainer)
+        if self._bar is not None:
             self._bar.stop()
             self._bar = None
 
@@ -107,8 +133,12 @@ class Progress(Callback):
             self._bar = None
 
     @property
+    def _in_place(self) -> bool:
+        return self._bar is not None or self._handle is not None
+
+    @property
     def _interval(self) -> float:
-        return self.cfg.refresh if self._bar is not None else self.cfg.every
+        return self.cfg.refresh if self._in_place else self.cfg.every
 
     def _start_bar(self, trainer: Trainer) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
@@ -191,6 +221,9 @@ class Progress(Callback):
         steps, total, text = trainer.state.steps, trainer.total_steps, self._text(trainer)
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, description=self.phase, completed=steps, total=total, text=text, refresh=True)
+        elif self._handle is not None:
+            line = f"{self.phase} {drawn_bar(steps, total)} {steps}/{total or '?'} {text}"
+            self._handle.update({"text/plain": line}, raw=True)
         else:
             log.info("%s: %s/%s steps, %s", self.phase, steps, total or "?", text)
         self._due = time.monotonic() + self._interval

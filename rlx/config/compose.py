@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 
 import hydra
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
@@ -43,12 +43,24 @@ def compose_config(overrides: Sequence[str], hydra_too: bool = False) -> DictCon
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         try:
             check_choices(prepared, folders)
-            cfg = compose("config", overrides=prepared, return_hydra_config=hydra_too)
+            cfg = compose("config", overrides=prepared, return_hydra_config=True)
+            cfg.choices = _named_choices(cfg.hydra.runtime.choices, prepared)
             if not hydra_too:
+                with open_dict(cfg):
+                    del cfg["hydra"]
                 OmegaConf.to_container(cfg, resolve=True)  # interpolations have to lead somewhere
         except UNREADABLE as error:
             raise UserError(explain(error, overrides, known_keys(overrides), folders)) from error
     return cfg
+
+
+def _named_choices(known: Mapping[str, str | None], overrides: Sequence[str]) -> dict[str, str]:
+    """What was chosen of each group, by name; an env that was given by its id alone is called by it."""
+    chosen = {group: known[group] for group in (*GROUPS, "experiment") if known.get(group)}
+    given = dict(override.partition("=")[::2] for override in overrides)
+    if "env" not in given and given.get("env.id", DEFAULT_ENV) != DEFAULT_ENV:
+        chosen["env"] = given["env.id"]
+    return {group: str(name) for group, name in chosen.items()}
 
 
 def for_hydra(overrides: Sequence[str], sweep: bool = False) -> list[str]:

@@ -138,3 +138,35 @@ def as_written(cfg: DictConfig) -> DictConfig:
     text = OmegaConf.create(as_text(OmegaConf.to_container(cfg, resolve=False)))
     assert isinstance(text, DictConfig)
     return text
+
+
+def resolved_values(cfg: DictConfig) -> dict[str, Any]:
+    """The config as plain values for others to see, with its interpolations resolved.
+
+    What reaches beyond the config stays as it was typed, and so does whatever depends on it.
+    """
+    typed: dict[str, Any] = OmegaConf.to_container(cfg, resolve=False, enum_to_str=True)  # type: ignore[assignment]
+
+    def reaches_beyond(value: Any, chain: int = 0) -> bool:
+        if isinstance(value, Mapping):
+            return any(reaches_beyond(child, chain) for child in value.values())
+        if isinstance(value, list):
+            return any(reaches_beyond(child, chain) for child in value)
+        to = references(value) if isinstance(value, str) else []
+        if to is None or chain > CHAIN:
+            return True
+        return any(reaches_beyond(_at(typed, tuple(key.split(".")))[0], chain + 1) for key in to)
+
+    def resolved(value: Any, node: Any, key: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: resolved(child, node[key], name) for name, child in value.items()}
+        if isinstance(value, list):
+            return [resolved(child, node[key], i) for i, child in enumerate(value)]
+        if not isinstance(value, str) or "${" not in value or reaches_beyond(value):
+            return value
+        there = node[key]
+        if OmegaConf.is_config(there):
+            return OmegaConf.to_container(there, resolve=True, enum_to_str=True)
+        return there.name if isinstance(there, Enum) else there
+
+    return {name: resolved(value, cfg, name) for name, value in typed.items()}

@@ -13,6 +13,7 @@ import math
 import os
 import shutil
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,6 +61,15 @@ def open_to_append(path: Path) -> io.FileIO:
         if error.errno != errno.ENXIO:  # a FIFO that nobody reads
             raise
     raise UserError(f"{path} is not a regular file; remove it, or choose another logger.jsonl.filename.")
+
+
+def rows_of(trainer: Trainer) -> Iterator[dict[str, Any]]:
+    """The rows that a run has written until now; none where it has no such file."""
+    names = [c.cfg.filename for c in trainer.bus.callbacks.values() if isinstance(c, Jsonl)]
+    path = trainer.run_dir / next(iter(names), "")
+    if path.is_file():
+        with open(path, "rb") as lines:
+            yield from (json.loads(line) for line in lines)
 
 
 class Jsonl(Callback):

@@ -15,6 +15,7 @@ from torch.autograd import Variable
 
 from rlx.errors import UserError
 from rlx.nn.fused import Places, go_back, is_recorded
+from rlx.nn.native import NATIVE
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -27,6 +28,16 @@ def differentiate(loss: Tensor, params: Sequence[Tensor], retain_graph: bool = F
         (loss,), (torch.ones_like(loss),), retain_graph, False, tuple(params), False, accumulate_grad=False
     )
     return grads
+
+
+def clip(vector: Tensor, max_norm: float) -> Tensor:
+    """Scale a vector to a norm of at most `max_norm`; the norm that it had."""
+    natively = NATIVE.on is not None and not torch.compiler.is_compiling()
+    norm: Tensor | None = NATIVE.on.clip(vector, max_norm) if natively else None
+    if norm is None:
+        norm = torch.linalg.vector_norm(vector)
+        vector.mul_((max_norm / (norm + 1e-6)).clamp_(max=1.0))
+    return norm
 
 
 class Optimizer:
@@ -61,8 +72,7 @@ class Optimizer:
             else:
                 torch._foreach_copy_(self._places.parts, list(differentiate(loss, self.params, retain_graph)))
             if max_grad_norm is not None:
-                self.grad_norm = torch.linalg.vector_norm(self._places.vector)
-                self._places.vector.mul_((max_grad_norm / (self.grad_norm + 1e-6)).clamp_(max=1.0))
+                self.grad_norm = clip(self._places.vector, max_grad_norm)
             self._move(self._places.parts)
         finally:
             torch._C._set_grad_enabled(by_autograd)
@@ -108,8 +118,11 @@ class Adam(Optimizer):
         self._numbers = torch.zeros(2, device=self.params[0].device)  # step size and correction of a compiled step
 
     def _move(self, grads: list[Tensor]) -> None:
+        compiling = torch.compiler.is_compiling()
+        if NATIVE.on is not None and not compiling and self._move_natively(grads):
+            return
         self.steps += 1
-        if torch.compiler.is_compiling():
+        if compiling:
             return self._move_compiled(grads)
         torch._fused_adam_(
             self.params,
@@ -126,6 +139,15 @@ class Adam(Optimizer):
             amsgrad=False,
             maximize=False,
         )
+
+    def _move_natively(self, grads: list[Tensor]) -> bool:
+        """The same step by one native call; False where it declines."""
+        return bool(
+            NATIVE.on.adam(
+                self.params, grads, self.exp_avg, self.exp_avg_sq, self.steps, self.lr * self.scale, *self.betas,
+                self.eps, self.weight_decay,
+            )
+        )  # fmt: skip
 
     def prepare(self) -> None:
         step = self.steps.item() + 1.0  # compiled code would compute these numbers anew for each weight
@@ -204,10 +226,62 @@ class RMSprop(Optimizer):
         return {f"square.{i}": square for i, square in enumerate(self.square)}
 
 
+class RAdam(Adam):
+    """Rectified Adam (Liu et al., 2020), arXiv:1908.03265: first steps do not trust a mean square of few gradients.
+
+    With rho_inf = 2 / (1 - beta2) - 1 and rho = rho_inf - 2 t beta2^t / (1 - beta2^t) at step t: where rho > 5, a step
+    is Adam's times sqrt((rho - 4) (rho - 2) rho_inf / ((rho_inf - 4) (rho_inf - 2) rho)). Before that, five steps by
+    default, it is the learning rate times the mean gradient.
+    """
+
+    def __init__(self, params: Iterable[Tensor], lr: float, max_grad_norm: float | None = None):
+        super().__init__(params, lr, max_grad_norm=max_grad_norm)
+        self.steps = torch.zeros((), dtype=torch.float32, device="cpu")  # so that nobody waits for a device to read it
+
+    def _rates(self, step: float) -> tuple[float, float]:
+        """Learning rates of the mean gradient and of the mean gradient over the root of the mean square; one is 0."""
+        beta1, beta2 = self.betas
+        limit, left = 2.0 / (1.0 - beta2) - 1.0, beta2**step
+        rho = limit - 2.0 * step * left / (1.0 - left)
+        rate = self.lr * self.scale / (1.0 - beta1**step)
+        if rho <= 5.0:
+            return rate, 0.0
+        rectified = ((rho - 4.0) * (rho - 2.0) * limit / ((limit - 4.0) * (limit - 2.0) * rho)) ** 0.5
+        return 0.0, rate * rectified * (1.0 - left) ** 0.5
+
+    def _move(self, grads: list[Tensor]) -> None:
+        self.steps += 1
+        if torch.compiler.is_compiling():
+            return self._move_compiled(grads)
+        torch._foreach_lerp_(self.exp_avg, grads, 1.0 - self.betas[0])
+        torch._foreach_mul_(self.exp_avg_sq, self.betas[1])
+        torch._foreach_addcmul_(self.exp_avg_sq, grads, grads, value=1.0 - self.betas[1])
+        plain, rectified = self._rates(self.steps.item())
+        if plain:
+            torch._foreach_add_(self.params, self.exp_avg, alpha=-plain)
+        else:
+            size = torch._foreach_add(torch._foreach_sqrt(self.exp_avg_sq), self.eps)
+            torch._foreach_addcdiv_(self.params, self.exp_avg, size, value=-rectified)
+
+    def prepare(self) -> None:
+        for i, rate in enumerate(self._rates(self.steps.item() + 1.0)):
+            self._numbers[i] = rate
+
+    def _move_compiled(self, grads: list[Tensor]) -> None:
+        plain, rectified = self._numbers.unbind()
+        for param, grad, mean, square in zip(self.params, grads, self.exp_avg, self.exp_avg_sq, strict=True):
+            mean.lerp_(grad, 1.0 - self.betas[0])
+            square.lerp_(grad * grad, 1.0 - self.betas[1])
+            param.sub_(mean * (plain + rectified / (square.sqrt() + self.eps)))
+
+
 @torch.no_grad()
 def polyak(targets: Iterable[Tensor], online: Iterable[Tensor], tau: float) -> None:
     """target <- (1 - tau) * target + tau * online."""
-    torch._foreach_lerp_(list(targets), list(online), tau)
+    targets, online = list(targets), list(online)
+    if NATIVE.on is not None and not torch.compiler.is_compiling() and NATIVE.on.follow(targets, online, tau):
+        return
+    torch._foreach_lerp_(targets, online, tau)
 
 
 def target_of(module: M) -> M:

@@ -77,6 +77,7 @@ class Running:
     tail: Tail
     began: float  # monotonic
     attempt: int
+    begun: bool = False  # has a process taken it up
     share: float | None = None  # of its budget
     first_share: float = 0.0  # where this attempt began
     latest: float | None = None  # eval/return_mean
@@ -226,6 +227,8 @@ class Driver:
     def _hurry(self, running: Running) -> None:
         """Stop a job that takes too long, and end one that does not stop."""
         at = time.monotonic()
+        if not running.begun:  # it may wait in somebody's queue, and no time counts there
+            running.begun, running.began = self.pool.begun(running.job.number), at
         if self.limits.timeout is not None and running.stopping is None and at - running.began > self.limits.timeout:
             self._stop(running, "timeout")
         if running.kill_at is not None and at > running.kill_at:

@@ -4,6 +4,7 @@ import io
 import logging
 import random
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -56,6 +57,32 @@ def test_a_bar_on_a_terminal(make_trainer, monkeypatch, caplog):
     for part in ("online", "20/100", "updates/s", "return -7.0", "best -3.0", "ETA"):
         assert part in shown
     assert caplog.records == []
+
+
+class FakeHandle:
+    def __init__(self):
+        self.shown = []
+
+    def update(self, data, raw):
+        assert raw
+        self.shown.append(data["text/plain"])
+
+
+@pytest.mark.parametrize("notebook", [True, False])
+def test_one_line_that_is_replaced_in_a_notebook(make_trainer, monkeypatch, caplog, notebook):
+    handle = FakeHandle()
+    shell = SimpleNamespace(kernel=object()) if notebook else SimpleNamespace()  # that of a terminal has no kernel
+    display = SimpleNamespace(display=lambda data, raw, display_id: handle)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    callbacks = {"evaluate": Evaluate(EvaluateConfig()), "progress": Progress(ProgressConfig(refresh=0))}
+    with caplog.at_level(logging.INFO, "rlx"):
+        drive(make_trainer(callbacks, scores=[-3.0, -7.0]))
+    assert bool(handle.shown) == notebook
+    assert bool(caplog.records) != notebook
+    if notebook:
+        assert handle.shown[-1].startswith("online " + "━" * 8 + "─" * 32 + " 20/100 ")
+        assert "return -7.0, best -3.0, ETA" in handle.shown[-1]
 
 
 def test_generators_are_left_alone(make_trainer):

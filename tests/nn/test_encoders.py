@@ -12,7 +12,9 @@ from rlx.config import learners, schemas
 from rlx.errors import UserError
 from rlx.nn.encoders import (
     AutoConfig,
+    ChannelNorm,
     Convolutions,
+    DrqConfig,
     Flat,
     FlatConfig,
     ImpalaConfig,
@@ -20,10 +22,12 @@ from rlx.nn.encoders import (
     Parts,
     SmallConfig,
     auto,
+    drq,
     image_shape,
     impala,
     nature,
     small,
+    with_layer_norm,
 )
 from rlx.types import Batch, Box, Rollout, Spec
 
@@ -89,6 +93,36 @@ def test_impala_reads_every_size(spec: Spec) -> None:
     assert (features[:, :32] >= 0).all()
 
 
+@pytest.mark.parametrize("spec", [FRAMES, PICTURE, DICT], ids=lambda spec: spec.env_id)
+def test_drq_gives_fifty_features_within_one(spec: Spec) -> None:
+    encoder = drq(DrqConfig(), spec)
+    obs = images(spec, 2)
+    features = encoder(obs)[:, :50]
+    assert encoder.dim == (54 if spec.boxes else 50)
+    assert (features.abs() <= 1).all()
+    inside = torch.atanh(features)  # of tanh: LayerNorm as it is at the start
+    assert torch.allclose(inside.mean(1), torch.zeros(2), atol=1e-4)
+    assert torch.allclose(inside.std(1, correction=0), torch.ones(2), atol=0.1)
+
+
+def test_drq_has_the_convolutions_of_its_paper() -> None:
+    encoder = drq(DrqConfig(), Spec("x", (9, 84, 84), "uint8", "box", (2,), (-1.0, -1.0), (1.0, 1.0)))
+    assert isinstance(encoder, Convolutions)
+    assert encoder.width == 39200  # 32 x 35 x 35
+    kernels = [(tuple(p.shape)) for p in encoder.layers.parameters() if p.dim() == 4]
+    assert kernels == [(32, 9, 3, 3), *[(32, 32, 3, 3)] * 3]
+    image = torch.randint(256, (2, 9, 84, 84), dtype=torch.uint8)
+    assert torch.equal(encoder(image), encoder.project(encoder.convolve(image)))
+
+
+def test_the_order_of_memory_changes_nothing() -> None:
+    encoder = nature(NatureConfig(dim=8), FRAMES)
+    assert isinstance(encoder, Convolutions)
+    image = images(FRAMES, 3)
+    plain = encoder.layers((image.float() / 255.0).contiguous())
+    assert torch.allclose(encoder.convolve(image), plain, atol=1e-5)
+
+
 def test_boxes_stand_side_by_side() -> None:
     encoder = auto(AutoConfig(), DICT)
     obs = images(DICT, 2)
@@ -102,6 +136,8 @@ def test_what_does_not_fit_is_told() -> None:
         nature(NatureConfig(), PICTURE)
     with pytest.raises(UserError, match="encoder=nature reads images and vector has none"):
         nature(NatureConfig(), VECTOR)
+    with pytest.raises(UserError, match="at least 15 x 15 pixels and these have 14 x 20"):
+        drq(DrqConfig(), PICTURE._replace(obs_shape=(14, 20, 3)))
     with pytest.raises(UserError, match="three numbers of channels"):
         impala(ImpalaConfig(channels=[8]), FRAMES)
     with pytest.raises(UserError, match=r"encoder.dim must be at least 1"):
@@ -120,7 +156,9 @@ def batch_of(learner: Any, spec: Spec) -> Any:
     if learner.reads is Rollout:
         action = torch.randint(3, (6, 2)) if discrete else torch.randn(6, 2, 2)
         ends = torch.zeros(6, 2)
-        return Rollout(images(spec, 6, 2), action, torch.randn(6, 2), images(spec, 6, 2), ends, ends)
+        return Rollout(
+            images(spec, 6, 2), action, torch.randn(6, 2), images(spec, 6, 2), ends, ends, learner.actor.initial(2)
+        )
     action = torch.randint(3, (8,)) if discrete else 2 * torch.rand(8, 2) - 1
     return Batch(images(spec, 8), action, torch.randn(8), images(spec, 8), torch.zeros(8), torch.full((8,), 0.9))
 
@@ -143,7 +181,10 @@ def test_a_learner_learns_its_encoder_and_acts(name: str, obs: Spec) -> None:
     still = [k for k, before in kernels.items() if torch.equal(before, after[k])]
     assert not still
     for explore in (False, True):
-        assert learner.actor.act(images(spec, 3), (), explore).action.shape == (3, *spec.action_shape)
+        assert learner.actor.act(images(spec, 3), learner.actor.initial(3), explore).action.shape == (
+            3,
+            *spec.action_shape,
+        )
 
 
 def test_statistics_are_for_vectors() -> None:
@@ -163,3 +204,37 @@ def test_a_learner_of_vectors_takes_no_encoder() -> None:
         learners()["bcq"](schemas()["algo/bcq"](), VECTOR, factory)
     learner = learners()["sac"](schemas()["algo/sac"](hidden=[8]), VECTOR, factory)
     assert learner.policy.net.weights[0].shape[0] == 3
+
+
+# -- with LayerNorm
+
+
+def test_channels_are_normalised_pixel_by_pixel() -> None:
+    image = torch.tensor([[[[1.0, 0.0]], [[3.0, 10.0]]]])  # two channels, one row of two pixels
+    found = ChannelNorm(2)(image)
+    torch.testing.assert_close(found, torch.tensor([[[[-1.0, -1.0]], [[1.0, 1.0]]]]), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(("make", "spec", "convolutions"), [
+    (lambda spec: small(SmallConfig(), spec), PICTURE, 1),
+    (lambda spec: nature(NatureConfig(), spec), FRAMES, 3),
+    (lambda spec: impala(ImpalaConfig(), spec), PICTURE, 0),
+    (lambda spec: small(SmallConfig(), spec), DICT, 1),
+])  # fmt: skip
+def test_layer_norm_stands_behind_convolutions_and_features(make: Any, spec: Spec, convolutions: int) -> None:
+    torch.manual_seed(0)
+    encoder = with_layer_norm(make(spec))
+    parts = [part for part in encoder.modules() if isinstance(part, Convolutions)]
+    assert len(parts) == 1
+    layers = list(parts[0].layers)
+    behind = [layers[i + 1] for i, layer in enumerate(layers) if isinstance(layer, nn.Conv2d)]
+    assert len(behind) == convolutions
+    assert all(isinstance(layer, ChannelNorm) for layer in behind)
+    assert isinstance(parts[0].norm, nn.LayerNorm)
+    assert encoder(images(spec, 5)).shape == (5, encoder.dim)
+
+
+def test_layer_norm_leaves_vectors_as_they_are() -> None:
+    encoder = with_layer_norm(auto(AutoConfig(), VECTOR))
+    assert isinstance(encoder, Flat)
+    assert not list(encoder.parameters())
