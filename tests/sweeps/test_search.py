@@ -327,6 +327,9 @@ class Pretended:
     def start(self, task: Task) -> None:
         self.task, self.evaluations, self.stopped = task, 0, False
 
+    def begun(self, number: int) -> bool:
+        return True
+
     def wait(self, timeout: float) -> list[Ended]:
         task = self.task
         if task is None:
