@@ -192,7 +192,7 @@ def test_the_key_that_matters_is_the_most_important() -> None:
     weights = importance(SearchConfig(), DOMAINS, trials)
     assert weights["algo.tau"] > 0.8
     assert sum(weights.values()) == pytest.approx(1, abs=1e-3)
-    assert importance(SearchConfig(), DOMAINS, trials[:1]) == {}
+    assert importance(SearchConfig(), DOMAINS, trials[:3]) == {}
 
 
 def test_the_best_by_direction() -> None:
@@ -218,7 +218,7 @@ def test_a_search_over_seeds_and_its_experiment(capfd: pytest.CaptureFixture) ->
         assert trial["state"] == "done"
     best = max(written["trials"], key=lambda trial: trial["value"])
     assert written["best"] == best["number"]
-    assert written["importance"].keys() == {"algo.actor_lr", "algo.tau"}
+    assert written["importance"] == {}, "three trials do not tell which of two keys matters"
     assert f"Best of 3 trials: trial {best['number']}" in out
     assert "python -m rlx -m --config-dir multirun_outputs/sweeps/a experiment=best 'seed=range(5)'" in out
 
