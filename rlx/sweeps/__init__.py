@@ -5,6 +5,7 @@ settings    what was typed, taken apart: jobs, launcher, folder
 grid        the jobs of a plain sweep, all checked before the first one starts
 job         one job, in whatever process a launcher runs it
 launchers   where jobs run: processes of their own (local), this process (basic), Ray, joblib, submitit
+search      a sweep whose values are drawn: Optuna, successive halving, populations
 driver      the loop: asks a source for tasks, hands them to a launcher, writes down what happens
 table       what a person sees of it
 start       the commands: begin a sweep, resume it

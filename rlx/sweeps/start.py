@@ -14,7 +14,7 @@ from rlx.config import fit_numbers, instantiate
 from rlx.errors import UserError
 from rlx.reporting import shortest
 from rlx.run_folder import RunLock
-from rlx.sweeps.driver import Driver, Source, read_result
+from rlx.sweeps.driver import BAD_INPUT, Driver, Source, read_result
 from rlx.sweeps.launchers.base import LauncherConfig, Pool
 from rlx.sweeps.manifest import Sweep, is_sweep
 from rlx.sweeps.search.settings import take_search
@@ -43,6 +43,8 @@ def sweep(arguments: Sequence[str], dry_run: bool = False) -> int:
     source = make_source(plan, made)
     if dry_run:
         sys.stdout.write(listing(made) + "\n")
+        if made.search is not None:
+            sys.stdout.write(f"This is the first of {source.planned()}; what follows depends on what it comes to.\n")
         return 0
     limits = plan.limits
     with closing(plan.pool(source.configs.threads)) as pool:  # before anything is written
@@ -111,7 +113,7 @@ def _continue(plan: Plan, there: Sweep) -> int:
         source.close()
         finish(there)
         log.info("%s has finished (%s); nothing to do.", shortest(plan.folder), source.planned())
-        return 0
+        return BAD_INPUT if there.count("failed") else 0  # of a search: values that make no run
     there.launcher = plan.launcher
     there.versions = versions()
     log.info("Going on with %s: %s", shortest(plan.folder), source.left())

@@ -46,13 +46,11 @@ def loaded(name: str) -> tuple[Sweep, list[dict[str, Any]]]:
 def test_a_paused_run_has_its_whole_budget_ahead(folder: Path) -> None:
     """The schedule falls over 80 steps, not over the 40 until the pause; no evaluation is made twice."""
     more = (*TINY, "schedule=cosine")
-    whole = rlx.train(*more, run_dir=folder / "whole", quiet=True)
-    first = rlx.train(*more, "trainer.pause_at=40", run_dir=folder / "paused", quiet=True)
+    whole = rlx.train(*more, run_dir=folder / "whole")
+    first = rlx.train(*more, "trainer.pause_at=40", run_dir=folder / "paused")
     assert (first.summary["stop_reason"], first.summary["env_steps"]) == ("paused", 40)
-    same = rlx.resume(folder / "paused", trust=("trouble",), quiet=True)
-    assert (same.summary["stop_reason"], same.summary["env_steps"]) == ("paused", 40), (
-        "nothing changed, nothing is made"
-    )
+    same = rlx.resume(folder / "paused", trust=("trouble",))
+    assert (same.summary["stop_reason"], same.summary["env_steps"]) == ("paused", 40), "as nothing was changed"
     resumed(folder / "paused", "trainer.pause_at=null", "trust=[trouble]")
     same_run(folder / "paused", folder / "whole")
     assert whole.summary["stop_reason"] == "max_env_steps"
@@ -86,19 +84,20 @@ def test_promoted_trials_go_on_exactly_and_the_others_wait(folder: Path) -> None
         reached = [trial["reports"][at][1] for trial in trials if len(trial["reports"]) > at]
         assert winner["reports"][at][1] >= sorted(reached)[len(reached) // 2], f"among the best at {step}"
     job = sweep.jobs[winner["jobs"][1]]
-    rlx.train(*job.overrides, run_dir=folder / "whole", quiet=True)
+    rlx.train(*job.overrides, run_dir=folder / "whole")
     same_run(FOLDER / "a" / job.folder, folder / "whole")
 
     assert main(["resume", str(FOLDER / "a"), "search.trials=8", "trust=[trouble]"]) == 0
     more, grown = loaded("a")
     assert len(grown) == 8
     assert [trial["values"] for trial in grown[:4]] == [trial["values"] for trial in trials]
-    assert sum(len(trial["reports"]) == 3 for trial in grown) == 2
-    assert more.count("done") == 4
+    assert 2 <= sum(trial["state"] == "done" for trial in grown) < 8
+    for trial in grown:
+        ends = {more.jobs[number].result["env_steps"] for number in trial["jobs"]}
+        assert ends == {int(trial["reports"][-1][0])}
 
 
 def test_the_best_of_too_few_runs_to_the_end() -> None:
-    assert main(["-m", "sweep=a", *SEARCH, "search.scheduler=asha", "search.trials=2"]) == 2, "80 / 9 has no evaluation"
     more = ["search.scheduler=asha", "search.trials=2", "search.rungs=2"]
     assert main(["-m", "sweep=a", *SEARCH, *more]) == 0
     _, trials = loaded("a")
@@ -126,7 +125,7 @@ def test_perturbed_values_stay_in_their_interval() -> None:
 def test_a_copied_checkpoint_continues_the_run_it_is_from(folder: Path) -> None:
     """Another run, of other values, takes over a checkpoint with the values of its source: the same from there on."""
     for name, lr in (("source", 1e-3), ("copy", 5e-3)):
-        rlx.train(*TINY, f"algo.actor_lr={lr}", "trainer.pause_at=40", run_dir=folder / name, quiet=True)
+        rlx.train(*TINY, f"algo.actor_lr={lr}", "trainer.pause_at=40", run_dir=folder / name)
     CheckpointStore(folder / "source" / "checkpoints").copy_latest(folder / "copy" / "checkpoints")
     (folder / "copy" / "metrics.jsonl").write_bytes((folder / "source" / "metrics.jsonl").read_bytes())
     names = {path.name for path in (folder / "copy" / "checkpoints").iterdir()}
@@ -138,11 +137,12 @@ def test_a_copied_checkpoint_continues_the_run_it_is_from(folder: Path) -> None:
 
 def test_a_copy_with_other_values_goes_on_with_them(folder: Path) -> None:
     for name in ("source", "copy"):
-        rlx.train(*TINY, "trainer.pause_at=40", run_dir=folder / name, quiet=True)
+        rlx.train(*TINY, "trainer.pause_at=40", run_dir=folder / name)
     CheckpointStore(folder / "source" / "checkpoints").copy_latest(folder / "copy" / "checkpoints")
+    (folder / "copy" / "metrics.jsonl").write_bytes((folder / "source" / "metrics.jsonl").read_bytes())
     resumed(folder / "source", "trainer.pause_at=null", "trust=[trouble]")
     changed = resumed(folder / "copy", "trainer.pause_at=null", "algo.actor_lr=5e-3", "trust=[trouble]")
-    assert {g["lr"] for g in changed.learner.optimizers["actor"].param_groups} == {5e-3}
+    assert changed.learner.optimizers["actor"].lr == 5e-3
     with pytest.raises(AssertionError):
         same_tensors(final(folder / "copy"), final(folder / "source"))
 
@@ -198,9 +198,8 @@ def test_a_member_that_failed_takes_over_another(folder: Path, monkeypatch: pyte
 
     monkeypatch.setattr(Population, "settle", disarm)
     faults = ["+env.kwargs.fault=raise", "+env.kwargs.at=15"]  # of the first member, which disarms the others
-    assert (
-        main(["-m", "sweep=a", *SEARCH, *faults, "search.scheduler=pbt", "search.trials=3", "search.interval=40"]) == 0
-    )
+    pbt = ["search.scheduler=pbt", "search.trials=3", "search.interval=40"]
+    assert main(["-m", "sweep=a", *SEARCH, *faults, *pbt]) == 0
     sweep, trials = loaded("a")
     assert [trial["state"] for trial in trials] == ["done"] * 3
     assert [(step["at"], step["from"] in (1, 2)) for step in sweep.jobs[0].lineage] == [(40, True)]

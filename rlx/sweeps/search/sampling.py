@@ -140,7 +140,7 @@ def importance(settings: SearchConfig, domains: Sequence[Domain], trials: Sequen
     from optuna.importance import FanovaImportanceEvaluator, get_param_importances
 
     done = [trial for trial in trials if trial.state == "done"]
-    if len(done) < 2 or len({trial.value for trial in done}) < 2:
+    if len(done) < 2 * len(domains) or len({trial.value for trial in done}) < 2:
         return {}
     with quiet():
         study = create_study(direction=direction(settings))

@@ -11,6 +11,7 @@ from typing import Any
 from rlx.errors import UserError, shown
 from rlx.files import read_bounded
 from rlx.reporting import counted
+from rlx.sweeps.driver import BAD_INPUT
 from rlx.sweeps.grid import Checked, plain
 from rlx.sweeps.job import Ended, Task
 from rlx.sweeps.manifest import FILE, MOST_JOBS, SEED, Job, Sweep
@@ -101,9 +102,22 @@ class Search:
             trial.state = "running"
         if trial.state == "running":
             self.settle(trial)  # the search may have ended before it was written down
+        if trial.state == "failed" and self._refused(trial):
+            return
         if trial.state in ("running", "failed"):
             trial.state = "running"
             self.queue(trial)
+
+    def _refused(self, trial: Trial) -> bool:
+        """Did its values make no run, and do they still not?"""
+        jobs = self.jobs_of(trial)
+        if any(job.exit_code != BAD_INPUT or self.configs.task(job).begun for job in jobs):
+            return False
+        try:
+            self.configs.check(jobs)
+        except UserError:
+            return True
+        return False
 
     def note(self) -> None:
         """Write down what the search knows."""
@@ -150,7 +164,7 @@ class Search:
                 raise
             trial.state = "failed"
             for job in jobs:
-                job.state, job.exit_code, job.reason = "failed", 2, str(error)
+                job.state, job.exit_code, job.reason = "failed", BAD_INPUT, str(error)
         if number == 0:
             self._read_budget(jobs[0])
         self.note()

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlx.errors import UserError
+from rlx.errors import UserError, shown
 from rlx.sweeps.manifest import FILE, Sweep
 from rlx.sweeps.search.asha import Asha
 from rlx.sweeps.search.population import Population
 from rlx.sweeps.search.sampling import require_optuna
-from rlx.sweeps.search.settings import SearchConfig, change_search, settings_from
+from rlx.sweeps.search.settings import GROUP, SearchConfig, change_search, settings_from
 from rlx.sweeps.search.source import Search
 from rlx.sweeps.settings import Plan
 
@@ -22,6 +22,8 @@ class OptunaConfig:
     _target_: str = "rlx.sweeps.search.sweeper.make_search"
     params: dict[str, Any] | None = field(default_factory=dict)  # key -> interval(...), choice(...), ...
 
+
+CHANGEABLE = ("trials", "sampler", "seed", "startup", "pruner", "warmup", "storage")  # when a search goes on
 
 SCHEDULERS = {"none": Search, "asha": Asha, "pbt": Population}
 
@@ -41,6 +43,17 @@ def _settings_again(plan: Plan, written: dict[str, Any]) -> SearchConfig:
     before = settings_from({**(written.get("settings") or {}), "storage": None})
     if plan.search is not None:
         before.storage = plan.search.storage
+    for change in plan.search_changes:
+        if change.lstrip("+").partition("=")[0].removeprefix(f"{GROUP}.") not in CHANGEABLE:
+            raise UserError(
+                f"{shown(change)} would not be the same search; what can change is "
+                f"{', '.join(f'{GROUP}.{name}' for name in CHANGEABLE)}."
+            )
+    if plan.changes:
+        raise UserError(
+            f"{shown(plan.changes[0])} would make trials that cannot be compared; run the best of them as a sweep, "
+            "or start a new search."
+        )
     settings = change_search(before, plan.search_changes)
     if written.get("settings", {}).get("storage") and settings.storage is None:
         raise UserError(f"{FILE} names a database for this search; add search.storage=URL to use it.")
