@@ -32,6 +32,7 @@ from rlx.config import (
     module_names,
     refuse_foreign_env,
 )
+from rlx.data.augment import Augment
 from rlx.data.dataset import TransitionDataset
 from rlx.data.frames import stacked_frames
 from rlx.data.reader import Reader
@@ -40,7 +41,7 @@ from rlx.data.sources import finish
 from rlx.data.specs import spec_of_dataset
 from rlx.data.store import Layout
 from rlx.data.windows import WindowReader
-from rlx.envs import make_env, make_vector_env, probe, spec_of
+from rlx.envs import for_training, make_env, make_vector_env, probe, spec_of
 from rlx.envs.factory import EnvConfig
 from rlx.envs.vector import VectorEnv
 from rlx.errors import UserError, shown
@@ -53,7 +54,7 @@ from rlx.rewards import RewardTransform
 from rlx.rng import seeded
 from rlx.system import Allocation, available_memory, choose_device, enough_memory
 from rlx.trainers.trainer import Trainer
-from rlx.types import NO_ENV, OBS, Spec, Windows
+from rlx.types import NO_ENV, OBS, Batch, Spec, Windows
 
 log = logging.getLogger("rlx")
 
@@ -91,7 +92,7 @@ def _build(cfg: DictConfig, folder: Path, given: Given, progress: bool, opened: 
     dataset, prior = load_prior(cfg, spec, reward, learner, data) if cfg.dataset is not None else (None, None)
     collector: Collector | None = None
     if collects:
-        make_envs = functools.partial(make_vector_env, env_cfg, trust=cfg.trust)
+        make_envs = functools.partial(make_vector_env, for_training(env_cfg), trust=cfg.trust)
         node = OmegaConf.structured(LocalConfig) if cfg.collector is None else cfg.collector  # older runs have none
         collector = instantiate(node, learner, make_envs, reward, int(cfg.seed), trust=cfg.trust)
     replay = None
@@ -100,9 +101,9 @@ def _build(cfg: DictConfig, folder: Path, given: Given, progress: bool, opened: 
     if collector is not None and any(phase.collect > 0 and not phase.on_policy for phase in phases):
         frames = None
         if any(box.is_image and box.dtype == "uint8" for box in spec.obs.values()):
-            with closing(make_env(env_cfg, cfg.trust)) as env:
+            with closing(make_env(for_training(env_cfg), cfg.trust)) as env:
                 frames = stacked_frames(env, spec)
-        replay = make_replay(cfg, spec, collector.num_envs, prior, frames)
+        replay = make_replay(cfg, spec, collector.num_envs, prior, frames, folder)
         if replay.needs_env:  # it asks the env for rewards as long as the run lasts
             goal_env = make_env(env_cfg, cfg.trust)
             opened.callback(goal_env.close)
@@ -123,6 +124,7 @@ def _build(cfg: DictConfig, folder: Path, given: Given, progress: bool, opened: 
         replay=replay,
         prior=prior,
         dataset=dataset,
+        augment=make_augment(cfg, spec, learner),
         trust=cfg.trust,
     )
     return trainer
@@ -205,18 +207,35 @@ def read_dataset(cfg: DictConfig) -> TransitionDataset:
 
 
 def make_replay(
-    cfg: DictConfig, spec: Spec, num_envs: int, prior: Reader | None, frames: dict[str, int] | None = None
+    cfg: DictConfig,
+    spec: Spec,
+    num_envs: int,
+    prior: Reader | None,
+    frames: dict[str, int] | None = None,
+    folder: Path | None = None,
 ) -> Replay:
     """The replay of an online run; its size is said before anything is written into it."""
     budget = cfg.trainer.max_env_steps
     node = cfg.replay
     if budget is not None and budget < node.capacity:
         node = OmegaConf.merge(node, {"capacity": max(int(budget), num_envs)})  # never needs more
+    where = {"folder": folder} if node.get("memory") == "mmap" else {}
     replay: Replay = instantiate(
-        node, spec, num_envs, cfg.algo.discount, int(cfg.seed), trust=cfg.trust, prior=prior, frames=frames
+        node, spec, num_envs, cfg.algo.discount, int(cfg.seed), trust=cfg.trust, prior=prior, frames=frames, **where
     )
-    log.info("Replay: %s, %.1f MiB", counted(replay.capacity, "transition"), replay.nbytes / 2**20)
+    size, on_disk = replay.nbytes / 2**20, " on disk" if where else ""
+    log.info("Replay: %s, %.1f MiB%s", counted(replay.capacity, "transition"), size, on_disk)
     return replay
+
+
+def make_augment(cfg: DictConfig, spec: Spec, learner: Learner) -> Augment | None:
+    """What changes the pictures of minibatches, if anything does."""
+    if cfg.augment is None:  # as in older runs
+        return None
+    augment: Augment | None = instantiate(cfg.augment, spec, int(cfg.seed), trust=cfg.trust)
+    if augment is not None and learner.reads is not Batch:
+        raise UserError(f"augment=... changes minibatches, which algo={cfg.algo.name} does not read; use augment=none.")
+    return augment
 
 
 def make_bus(cfg: DictConfig, progress: bool = True) -> CallbackBus:

@@ -9,10 +9,11 @@ A checkpoint is a folder:
     <group>.safetensors   tensors: learner, rng, journal, rollout
 
 The replay is written incrementally: `replay/<start>-<end>.safetensors` holds rows of the stream since the checkpoint
-before, and manifests refer to segments by name and hash. Everything is written beside its place, fsynced and renamed,
-so a reader sees the old state or the new one. `last` and `best` are links that are swapped the same way. What is read
-back is data: nothing is imported, unpickled or instantiated because a file asks for it. It is read from regular files
-only, of the size that the manifest says, and whatever is wrong with it is a `DamagedCheckpoint`.
+before, and manifests refer to segments by name and hash; those of images are compressed (`.zst`). Everything is written
+beside its place, fsynced and renamed, so a reader sees the old state or the new one. `last` and `best` are links that
+are swapped the same way. What is read back is data: nothing is imported, unpickled or instantiated because a file asks
+for it. It is read from regular files only, of the size that the manifest says, and whatever is wrong with it is a
+`DamagedCheckpoint`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import zstandard
 from omegaconf import DictConfig, OmegaConf
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
@@ -51,12 +53,13 @@ log = logging.getLogger("rlx")
 # 1 had no sha256 of the manifest itself; later formats keep `seal`, which tells damage from a new format.
 # 2 kept other things in the same files under other names, see `_upgrade` and `Learner.load_tensors`.
 FORMAT = 3
+PACKED, LEVEL = ".zst", 3  # of replay segments that are compressed by Zstandard
 MOST_FILES = 64  # of a checkpoint; there are about six
 
 # What we write, and hence what we read and may delete. Other names in these folders are somebody else's.
 STEP, BEST = re.compile(r"step_[0-9]{12,20}"), re.compile(r"best_[0-9]{12,20}")
 FILE = re.compile(r"config\.yaml|state\.json|[a-z_]{1,64}\.safetensors")
-SEGMENT = re.compile(r"([0-9]{12,20})-([0-9]{12,20})\.safetensors")
+SEGMENT = re.compile(r"([0-9]{12,20})-([0-9]{12,20})\.safetensors(\.zst)?")
 UNFINISHED = re.compile(rf"\.(last|best|{STEP.pattern}|{BEST.pattern}|{SEGMENT.pattern})\.writing")
 
 # bytes of an element, by the names that safetensors has for the types of torch
@@ -172,8 +175,12 @@ def _check_segments(segments: list[dict[str, Any]]) -> None:
     for segment in segments:
         name, start, end = segment["name"], segment["start"], segment["end"]
         _check_entry(name, segment, SEGMENT)
-        if name != _segment_name(start, end) or start >= end or at not in (None, start):
+        packed = name.endswith(PACKED)
+        if name != _segment_name(start, end, packed) or start >= end or at not in (None, start):
             raise DamagedCheckpoint(f"the replay segment {name} does not fit the others")
+        unpacked = segment.get("unpacked", 0)
+        if packed and (type(unpacked) is not int or unpacked < 1):
+            raise DamagedCheckpoint(f"the replay segment {name} does not say how large it is")
         at = end
 
 
@@ -181,8 +188,8 @@ def _step_name(steps: int) -> str:
     return f"step_{steps:012d}"
 
 
-def _segment_name(start: int, end: int) -> str:
-    return f"{start:012d}-{end:012d}.safetensors"
+def _segment_name(start: int, end: int, packed: bool = False) -> str:
+    return f"{start:012d}-{end:012d}.safetensors{PACKED if packed else ''}"
 
 
 def _verified(path: Path, entry: dict[str, Any]) -> bytes:
@@ -198,6 +205,24 @@ def _verified(path: Path, entry: dict[str, Any]) -> bytes:
     if _entry(data) != {"sha256": entry["sha256"], "size": entry["size"]}:
         raise DamagedCheckpoint(f"{path.name} is not what was written")
     return data
+
+
+def _unpacked(segment: dict[str, Any], data: bytes, spec: Spec) -> bytes:
+    """The bytes of a compressed segment, which has to say in two places how many they are, and no more than fit."""
+    name, size = segment["name"], segment["unpacked"]
+    row = 8 * (spec.obs_dim + spec.action_dim + 16)  # bytes, at most: two observations of floats, or three of uint8
+    if size > 2**20 + row * (segment["end"] - segment["start"]):
+        raise DamagedCheckpoint(f"{name} says that it is {size:,} bytes, which its rows cannot be")
+    free = available_memory()
+    if free is not None and 2 * size > free:
+        raise UserError(f"{name} takes {2 * size / 2**30:.1f} GiB to read and {free / 2**30:.1f} GiB are free.")
+    try:
+        if zstandard.get_frame_parameters(data).content_size != size:
+            raise DamagedCheckpoint(f"{name} is not of the size that was written")
+        found = zstandard.ZstdDecompressor().decompress(data, max_output_size=size, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise DamagedCheckpoint(f"{name} cannot be unpacked ({_one_line(error)})") from error
+    return bytes(found)
 
 
 def _one_line(error: BaseException) -> str:
@@ -321,8 +346,9 @@ def _check_state(state: dict[str, Any], segments: list[dict[str, Any]]) -> None:
 class CheckpointStore:
     """The `checkpoints` folder of a run."""
 
-    def __init__(self, folder: Path, keep: int = 2):
+    def __init__(self, folder: Path, keep: int = 2, packed: bool = False):
         self.folder = folder
+        self.packed = packed  # are segments of the replay compressed
         self.keep = max(1, keep)
         self._segments: list[dict[str, Any]] = []  # of the replay, as of the latest checkpoint
 
@@ -367,10 +393,13 @@ class CheckpointStore:
         segments = [s for s in self._segments if s["end"] > oldest]
         if start < replay.total:
             (self.folder / "replay").mkdir(exist_ok=True)
-            name = _segment_name(start, replay.total)
-            data = _dump(replay.segment(start, replay.total))
+            name = _segment_name(start, replay.total, self.packed)
+            data, unpacked = _dump(replay.segment(start, replay.total)), {}
+            if self.packed:
+                unpacked["unpacked"] = len(data)
+                data = zstandard.ZstdCompressor(LEVEL).compress(data)
             write_atomically(self.folder / "replay" / name, data)
-            segments.append({"name": name, "start": start, "end": replay.total, **_entry(data)})
+            segments.append({"name": name, "start": start, "end": replay.total, **_entry(data), **unpacked})
         return segments
 
     def _drop_unused_segments(self) -> None:
@@ -414,7 +443,8 @@ class CheckpointStore:
         refuse_link(self.folder / "replay")
         for segment in checkpoint.segments:
             _check_room(self.folder / "replay", {segment["name"]: segment["size"]})
-            yield segment, _verified(self.folder / "replay" / segment["name"], segment)
+            data = _verified(self.folder / "replay" / segment["name"], segment)
+            yield segment, _unpacked(segment, data, checkpoint.spec) if segment["name"].endswith(PACKED) else data
 
     def load_replay(self, checkpoint: CheckpointData, replay: Replay) -> None:
         """Put the rows back; later checkpoints add to the segments of this one."""

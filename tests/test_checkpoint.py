@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import zstandard
 from omegaconf import OmegaConf
 
 import rlx.checkpoint as module
@@ -534,3 +535,76 @@ def test_a_checkpoint_under_another_name_is_passed_over(tmp_path: Path) -> None:
         store.save_step(saved, steps, None)
     (tmp_path / "step_000000000001").rename(tmp_path / "step_000000000099")
     assert store.latest().path == tmp_path / "step_000000000002"
+
+
+# -- compressed segments ---------------------------------------------------------------------------------------------
+
+
+def packed(folder: Path) -> CheckpointStore:
+    store, replay = CheckpointStore(folder, packed=True), empty(capacity=200)
+    for steps in (100, 150):
+        grow(replay, steps - replay.total)
+        store.save_step(checkpoint(steps), steps, replay)
+    return store
+
+
+def repacked(folder: Path, data: bytes, **values: Any) -> None:
+    """Another file in the place of the newest segment, in a manifest that agrees."""
+    name = "000000000100-000000000150.safetensors.zst"
+    (folder / "replay" / name).write_bytes(data)
+    entry = {**module._entry(data), **values}
+    change_manifest(folder / "step_000000000150", lambda m: m["segments"][-1].update(entry))
+
+
+def test_compressed_segments_come_back(tmp_path: Path) -> None:
+    store = packed(tmp_path)
+    names = sorted(path.name for path in (tmp_path / "replay").iterdir())
+    assert names == ["000000000000-000000000100.safetensors.zst", "000000000100-000000000150.safetensors.zst"]
+    plain, back = empty(capacity=200), empty(capacity=200)
+    grow(plain, 150)
+    store.load_replay(store.latest(), back)
+    np.testing.assert_array_equal(back.store.rows, plain.store.rows)
+    back.store.load_counters({"total": 150})
+    grow(back, 10)
+    store.packed = False  # which may change from session to session
+    store.save_step(checkpoint(160), 160, back)
+    assert [s["name"][-4:] for s in store.latest().segments] == [".zst", ".zst", "sors"]
+    assert len(list(store.replay_segments(store.latest()))) == 3
+
+
+SIZE = 2**40  # of what no segment can be
+
+
+@pytest.mark.parametrize(
+    ("make", "values", "reason"),
+    [
+        (lambda d: d, {"unpacked": SIZE}, "says that it is 1,099,511,627,776 bytes, which its rows cannot be"),
+        (lambda d: d, {"unpacked": 10}, "is not of the size that was written"),
+        (lambda d: d, {"unpacked": None}, "does not say how large it is"),
+        (lambda d: d, {"unpacked": -1}, "does not say how large it is"),
+        (lambda d: d[:-9], {}, "cannot be unpacked"),
+        (lambda d: b"no zstd" + d, {}, "cannot be unpacked"),
+        (lambda d: zstandard.compress(bytes(2**26)), {}, "is not of the size that was written"),
+        (lambda d: zstandard.compress(bytes(2**26)), {"unpacked": 2**26}, "which its rows cannot be"),
+        (lambda d: zstandard.ZstdCompressor(write_content_size=False).compress(d), {}, "is not of the size"),
+        (lambda d: d + d, {}, "cannot be unpacked"),
+        (lambda d: zstandard.compress(b"x" * len(zstandard.decompress(d))), {}, "holds what rlx does not write"),
+    ],
+)
+def test_what_a_segment_unpacks_to_is_bounded(
+    make: Callable[[bytes], bytes], values: dict[str, Any], reason: str, tmp_path: Path, caplog: Any
+) -> None:
+    packed(tmp_path)
+    data = (tmp_path / "replay" / "000000000100-000000000150.safetensors.zst").read_bytes()
+    repacked(tmp_path, make(data), **values)
+    with caplog.at_level(logging.WARNING, "rlx"):
+        assert CheckpointStore(tmp_path).latest().path == tmp_path / "step_000000000100"
+    assert reason in caplog.text
+
+
+def test_there_has_to_be_memory_to_unpack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed(tmp_path)
+    monkeypatch.setattr(module, "available_memory", lambda: 3000)
+    monkeypatch.setattr(module, "_check_room", lambda *_: None)
+    with pytest.raises(UserError, match=r"takes 0.0 GiB to read and 0.0 GiB are free"):
+        CheckpointStore(tmp_path).latest()

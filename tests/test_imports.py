@@ -14,7 +14,7 @@ FILES = sorted((ROOT / "rlx").rglob("*.py"))
 # packages that are optional, or so heavy that only what needs them imports them
 HEAVY = (
     "h5py", "minari", "wandb", "PIL", "imageio_ffmpeg", "rich", "ray", "tensorboard", "torch.utils.tensorboard",
-    "torch._inductor",
+    "torch._inductor", "ale_py", "dm_control",
 )  # fmt: skip
 
 # from the lowest to the highest: a module imports from its own layer and from those before it

@@ -6,6 +6,7 @@ SIGKILL per regime, in processes of their own, checks that this is so. `benchmar
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 import os
@@ -604,3 +605,46 @@ def test_kill_minus_nine(regime: str, tmp_path: Path) -> None:
     process = start("resume", str(tmp_path / "run"))
     assert process.wait() == 0, process.communicate()[1]
     same_run(tmp_path / "run", tmp_path / "whole")
+
+
+# -- from pixels -----------------------------------------------------------------------------------------------------
+
+PIXELS = ("algo=dqn", "env=pixel_goal", "encoder=small", "encoder.channels=4", "encoder.dim=8", "algo.hidden=[8]",
+          "algo.batch_size=8", "env.num_envs=2", "trainer.max_env_steps=240", "trainer.learning_starts=60",
+          "trainer.checkpoint_interval=50", "trainer.eval_interval=100", "trainer.eval_episodes=1", "logger=jsonl",
+          "threads=1", "~callbacks.progress", "replay.capacity=100")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("augment=shift", "augment.pad=2"),
+        ("augment=cutout", "replay.memory=mmap", "replay.n_step=3"),
+        ("augment=crop", "trainer.checkpoint_compression=none"),
+    ],
+    ids=["shift", "cutout_mmap", "crop_plain"],
+)
+def test_pixels_resume_exactly(more: tuple[str, ...], tmp_path: Path) -> None:
+    """Augmentations draw on, a replay on disk is filled again, compressed segments or not."""
+    killed, whole = pair(tmp_path, ("checkpoint", 3), *PIXELS, *more)
+    endings = {path.suffix for path in (whole / "checkpoints" / "replay").iterdir()}
+    assert endings == ({".safetensors"} if "trainer.checkpoint_compression=none" in more else {".zst"})
+    resumed(killed)
+    same_run(killed, whole)
+
+
+def test_other_compressions_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"trainer.checkpoint_compression must be one of zstd, none, auto \(it is gzip"):
+        rlx.train(*PIXELS, "trainer.checkpoint_compression=gzip", run_dir=tmp_path / "run")
+
+
+@pytest.mark.parametrize("overrides", [("env=atari", "env.game=Breakout"), ("env=minatar", "env.game=seaquest")])
+def test_games_resume_exactly(overrides: tuple[str, ...], tmp_path: Path) -> None:
+    package = {"env=atari": "ale_py", "env=minatar": "minatar"}[overrides[0]]
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    smaller = [] if package == "minatar" else ["env.training_kwargs.episodic_life=true", "env.kwargs.size=20"]
+    killed, whole = pair(tmp_path, ("checkpoint", 3), *PIXELS, *overrides, *smaller, "env.max_episode_steps=150")
+    resumed(killed)
+    same_run(killed, whole)
+    assert json.loads((killed / "summary.json").read_text())["exact"]

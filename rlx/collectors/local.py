@@ -17,7 +17,7 @@ from rlx.agent import LearnerAgent
 from rlx.collectors.base import RANDOM_STEPS, Steps
 from rlx.collectors.runner import Journal, Runner
 from rlx.envs.actions import random_actions
-from rlx.envs.vector import EnvFault, NonFiniteAction, VectorEnv, is_finite
+from rlx.envs.vector import LIFE_LOST, EnvFault, NonFiniteAction, VectorEnv, is_finite
 from rlx.learner import Learner
 from rlx.rewards import RewardTransform
 from rlx.types import ObsArray
@@ -76,7 +76,12 @@ class LocalCollector:
                 raise EnvFault(f"The reward transform made {reward.tolist()} of the rewards {step.reward.tolist()}")
         if carry and finished:
             agent.begin(np.flatnonzero(step.terminated | step.truncated).tolist())
-        return Steps(obs, action, reward, step.next_obs, step.terminated, step.truncated, finished, carry)
+        terminated = step.terminated
+        lost = [i for i, info in enumerate(step.infos) if info and info.get(LIFE_LOST)]
+        if lost:  # to the learner this is an end, to the envs and to whom remembers it is none
+            terminated = terminated.copy()
+            terminated[lost] = True
+        return Steps(obs, action, reward, step.next_obs, terminated, step.truncated, finished, carry)
 
     def _act(self, obs: ObsArray) -> np.ndarray:
         action = self.agent.act(obs)

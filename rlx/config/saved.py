@@ -82,7 +82,7 @@ def load_config(
                 OmegaConf.to_container(cfg[key], resolve=True, throw_on_missing=True)
         for place, env in (("env", cfg.env), *(_envs(cfg.dataset, "dataset") if "dataset" in used else ())):
             values_of_env: Any = OmegaConf.to_container(env, resolve=True)
-            for key in ("kwargs", "wrappers"):
+            for key in ("kwargs", "training_kwargs", "wrappers"):
                 check_env_kwargs(values_of_env.get(key), f"{place}.{key}", replaced, trust)
         if "dataset" in used:
             _check_root(cfg.dataset, "dataset", replaced)

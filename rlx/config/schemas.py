@@ -25,10 +25,11 @@ from rlx.learner import Learner
 # where the schemas of a group live; a package stands for all its modules
 GROUPS = {
     "algo": ("rlx.algos",),
-    "env": ("rlx.envs.factory",),
+    "env": ("rlx.envs.factory", "rlx.envs.atari", "rlx.envs.minatar", "rlx.envs.dmc"),
     "dataset": ("rlx.data.sources",),
     "replay": ("rlx.data.replay",),
     "encoder": ("rlx.nn.encoders",),
+    "augment": ("rlx.data.augment",),
     "reward": ("rlx.rewards",),
     "schedule": ("rlx.schedules",),
     "trainer": ("rlx.trainers.trainer",),
@@ -57,6 +58,7 @@ class Config:
     schedule: Any = None
     replay: Any = None
     encoder: Any = None  # null: auto
+    augment: Any = None  # null: none
     trainer: Any = None
     collector: Any = None  # null: local
     callbacks: Any = field(default_factory=dict)

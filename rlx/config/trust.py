@@ -149,7 +149,7 @@ def check_env_kwargs(kwargs: Any, place: str, replaced: Sequence[str], trust: Se
 def needed_trust(cfg: DictConfig) -> tuple[str, ...]:
     """The modules that whoever uses the run has to trust, as its `_target_`s or its env come from them."""
     env: Any = OmegaConf.to_container(cfg.env, resolve=False)
-    named = leaves({key: env.get(key) for key in ("kwargs", "wrappers")})
+    named = leaves({key: env.get(key) for key in ("kwargs", "training_kwargs", "wrappers")})
     files = [KWARGS] if any(isinstance(value, str) and BEYOND.search(value) for _, value in named) else []
     beyond = [value for _, value in leaves(OmegaConf.to_container(cfg, resolve=False)) if isinstance(value, str)]
     resolvers = {"oc.env"} if any("${oc.env:" in value for value in beyond) else set()

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlx.data.mapped import Allocate, in_memory
 from rlx.system import enough_memory
 from rlx.types import Box, Spec
 
@@ -90,13 +91,14 @@ class Frames:
 
     saved: ClassVar[tuple[str, ...]] = ("frames", "whole", "first", "final")
 
-    def __init__(self, box: Box, slots: int, lanes: int, stack: int = 1):
+    def __init__(self, box: Box, slots: int, lanes: int, stack: int = 1, allocate: Allocate = in_memory):
         self.box = box
+        self._allocate = allocate
         self.slots, self.lanes, self.stack = slots, lanes, stack
         self.ring = slots + stack - 1  # so that the oldest observation still finds the frames before its own
         self._room = self.ring + stack  # and its first frames once more behind its end, so that windows never wrap
         self._frame_shape = (box.shape[0] // stack, *box.shape[1:]) if box.shape else (1,)
-        self.frames = np.zeros((lanes * self._room, *self._frame_shape), np.uint8)
+        self.frames = allocate((lanes * self._room, *self._frame_shape), np.uint8)
         self._stacks, self._windows = (_sliding(self.frames, n) for n in (stack, stack + 1))
         self.pool = Pool(box.shape)
         self.newest = np.full(lanes, -1)  # the newest step of each lane ...
@@ -174,8 +176,10 @@ class Frames:
         log.warning("Observations of shape %s do not shift by one frame from step to step: they are kept whole, which "
                     "takes %d times the memory.", shape, self.stack)  # fmt: skip
         size = needed_bytes(self.box, self.slots, self.lanes, 1)
+        if self._allocate is not in_memory:
+            size = 0
         with enough_memory(size, "A replay of whole observations", lambda share: "use a smaller replay.capacity"):
-            other = Frames(self.box, self.slots, self.lanes)
+            other = Frames(self.box, self.slots, self.lanes, allocate=self._allocate)
         for lane, newest in enumerate(self.newest.tolist()):
             for begin in range(max(0, newest + 1 - self.slots), newest + 1, CHUNK):
                 step = np.arange(begin, min(begin + CHUNK, newest + 1))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,10 +19,11 @@ import torch
 from torch import Tensor
 
 from rlx.data.hindsight import BYTES, Hindsight
+from rlx.data.mapped import Allocate, in_memory, on_disk
 from rlx.data.n_step import look_ahead, read_n_step
 from rlx.data.prioritized import Priorities
 from rlx.data.store import Gathered, Layout, Pairs, Store, make_columns, store_bytes
-from rlx.errors import UserError, require
+from rlx.errors import UserError, require, shown
 from rlx.fields import check_numbers, number
 from rlx.system import enough_memory
 from rlx.types import Batch, ObsArray, Spec
@@ -43,6 +45,7 @@ class ReplayConfig:
 
     _target_: str = "rlx.data.replay.Replay"
     capacity: int = number(1_000_000, least=1, read_once=True)  # transitions kept; the oldest are overwritten
+    memory: str = "ram"  # where it is: ram, or mmap, in a file below the run folder that goes with the process
     n_step: int = number(1, least=1, read_once=True)  # rewards summed before bootstrapping
     union: bool = False  # draw from the dataset and from what the run collects as from one
     prioritized: bool = False  # draw transitions by their TD errors
@@ -58,6 +61,7 @@ class ReplayConfig:
 def check_replay(cfg: ReplayConfig) -> None:
     """Refuse numbers out of range, and keys that would have no effect."""
     check_numbers(cfg, "replay")
+    require(cfg.memory in ("ram", "mmap"), f"replay.memory must be ram or mmap (replay.memory={shown(cfg.memory)}).")
     usual = {f.name: f.default for f in fields(ReplayConfig)}
     unread = [(name, "prioritized") for name in PRIORITY_FIELDS if not cfg.prioritized]
     unread += [] if cfg.hindsight else [("relabel_fraction", "hindsight")]
@@ -90,8 +94,12 @@ class Replay:
         mc_return: bool = False,
         prior: DatasetReplay | None = None,
         frames: Mapping[str, int] | None = None,
+        folder: Path | None = None,
     ):
-        """`prior` is read in the same batches, or, as a union, by this replay; `frames`: see rlx/data/frames.py."""
+        """`prior` is read in the same batches, or, as a union, by this replay; `frames`: see rlx/data/frames.py.
+
+        With `memory=mmap`, `folder` is where its file is.
+        """
         check_replay(cfg)
         if cfg.capacity < lanes:
             raise UserError(f"replay.capacity must be at least env.num_envs={lanes} (replay.capacity={cfg.capacity}).")
@@ -107,7 +115,12 @@ class Replay:
         else:
             layout = Layout(spec, mc_return)
         capacity = cfg.capacity - cfg.capacity % lanes
-        needed = store_bytes(layout, capacity, lanes, frames or {}) + (cfg.n_step > 1) * capacity
+        allocate: Allocate = in_memory
+        if cfg.memory == "mmap":
+            require(folder is not None, "replay.memory=mmap needs a folder for its file; use replay.memory=ram.")
+            allocate = on_disk(folder)  # type: ignore[arg-type]
+        needed = store_bytes(layout, capacity, lanes, frames or {}) if allocate is in_memory else 0
+        needed += (cfg.n_step > 1) * capacity
         needed += (Priorities.needed_bytes(capacity) if cfg.prioritized else 0) + BYTES * capacity * cfg.hindsight
         with enough_memory(needed, f"A {self.kind} of {capacity:,} transitions", self._smaller(capacity)):
             self.store = Store(
@@ -115,8 +128,9 @@ class Replay:
                 capacity,
                 lanes,
                 discount,
-                lambda slots: make_columns(layout, slots, lanes, frames or {}),
+                lambda slots: make_columns(layout, slots, lanes, frames or {}, allocate),
                 find_ends=cfg.n_step > 1,
+                allocate=allocate,
             )
             self.priorities = Priorities(cfg, capacity) if cfg.prioritized else None
             self.hindsight = Hindsight(self.store, spec.goal, cfg.relabel_fraction) if cfg.hindsight else None  # type: ignore[arg-type]
@@ -130,7 +144,7 @@ class Replay:
 
     @staticmethod
     def _smaller(capacity: int) -> Any:
-        return lambda share: f"try replay.capacity={int(capacity * share)}"
+        return lambda share: f"try replay.capacity={int(capacity * share)}, or replay.memory=mmap"
 
     def __len__(self) -> int:
         return len(self.store)

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from rlx.data.frames import Frames, is_kept_as_frames, needed_bytes
+from rlx.data.mapped import Allocate, in_memory
 from rlx.returns import discounted_returns, going_on
 from rlx.types import OBS, Batch, Box, ObsArray, Spec
 
@@ -171,15 +172,17 @@ def store_bytes(layout: Layout, capacity: int, lanes: int, frames: Mapping[str, 
     return total
 
 
-def make_columns(layout: Layout, slots: int, lanes: int, frames: Mapping[str, int]) -> dict[str, Column]:
-    """Columns in memory for the boxes that are apart from the rows; `frames`: how many each image stacks."""
+def make_columns(
+    layout: Layout, slots: int, lanes: int, frames: Mapping[str, int], allocate: Allocate = in_memory
+) -> dict[str, Column]:
+    """Columns for the boxes that are apart from the rows; `frames`: how many each image stacks."""
     made: dict[str, Column] = {}
     for name, box in layout.apart.items():
         if is_kept_as_frames(box):
-            made[name] = Frames(box, slots, lanes, frames.get(name, 1))
+            made[name] = Frames(box, slots, lanes, frames.get(name, 1), allocate)
         else:
             shape = (slots * lanes, *box.shape)
-            made[name] = Pairs(np.zeros(shape, box.dtype), np.zeros(shape, box.dtype), lanes)
+            made[name] = Pairs(allocate(shape, box.dtype), allocate(shape, box.dtype), lanes)
     return made
 
 
@@ -194,6 +197,7 @@ class Store:
         discount: float,
         columns: Callable[[int], Mapping[str, Column]] | None = None,
         find_ends: bool = False,
+        allocate: Allocate = in_memory,
     ):
         self.layout = layout
         self.lanes = lanes
@@ -201,7 +205,7 @@ class Store:
         self.capacity = self.slots * lanes
         self.discount = discount
         self.total = 0  # steps ever added
-        self.rows = np.zeros((self.capacity, layout.width), np.float32)
+        self.rows = allocate((self.capacity, layout.width), np.float32)
         self.tensor = torch.from_numpy(self.rows)
         self._flat = self.tensor.view(-1)
         self.columns = dict(columns(self.slots)) if columns else make_columns(layout, self.slots, lanes, {})

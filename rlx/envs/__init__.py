@@ -2,7 +2,7 @@
 
 from gymnasium.envs.registration import register, registry
 
-from rlx.envs.factory import EnvConfig, make_env, make_vector_env, probe, spec_of
+from rlx.envs.factory import EnvConfig, for_training, make_env, make_vector_env, probe, spec_of
 
 SHIPPED = {  # id: entry point, steps of an episode
     "rlx/CartPoleHidden-v0": ("rlx.envs.memory:CartPoleHidden", 500),
@@ -15,4 +15,4 @@ for env_id, (entry_point, steps) in SHIPPED.items():
     if env_id not in registry:
         register(env_id, entry_point=entry_point, max_episode_steps=steps)
 
-__all__ = ["EnvConfig", "make_env", "make_vector_env", "probe", "spec_of"]
+__all__ = ["EnvConfig", "for_training", "make_env", "make_vector_env", "probe", "spec_of"]

@@ -8,7 +8,7 @@ import re
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -36,6 +36,10 @@ MOST_ENVS = {"sync": 2**16, "native": 2**20, "async": 2**10}  # beyond which a n
 # one cannot have any other module imported.
 REGISTERED_BY = {"robotics": "gymnasium_robotics"}
 
+# Ids that begin so and end in -v0 have the name of a game or a task in between. They are registered one by one, by
+# `register_name` of the module, which then imports what it needs.
+NAMED = {"rlx/Atari-": "rlx.envs.atari", "rlx/MinAtar-": "rlx.envs.minatar", "rlx/DMC-": "rlx.envs.dmc"}
+
 
 @dataclass
 class EnvConfig:
@@ -44,6 +48,7 @@ class EnvConfig:
     _target_: str = "rlx.envs.factory.make_vector_env"
     id: str = MISSING  # a registered id, or module:Id to import the module first
     kwargs: dict[str, Any] = field(default_factory=dict)  # passed to gymnasium.make
+    training_kwargs: dict[str, Any] = field(default_factory=dict)  # besides, for the envs that a run learns in alone
     wrappers: dict[str, Any] = field(default_factory=dict)  # around every env, in this order; see rlx.envs.wrappers
     num_envs: int = number(1, least=1)  # environments stepped together
     vectorization: str = "auto"  # sync: in this process, async: a process each, native: the env's own, auto: the faster
@@ -62,8 +67,9 @@ def from_python(cfg: EnvConfig) -> gym.Env:
             f"{cfg.id} was given from Python and cannot be made from its name; give it again from Python: env=..., as "
             "in rlx.evaluate(RUN, env=make_env)."
         )
-    if cfg.kwargs:
-        raise UserError(f"env.kwargs={dict(cfg.kwargs)} go to gymnasium.make; pass them in the function given as env.")
+    if cfg.kwargs or cfg.training_kwargs:
+        given = {**cfg.kwargs, **cfg.training_kwargs}
+        raise UserError(f"env.kwargs={given} go to gymnasium.make; pass them in the function given as env.")
     env: gym.Env = make()
     return gym.wrappers.TimeLimit(env, cfg.max_episode_steps) if cfg.max_episode_steps else env
 
@@ -81,9 +87,10 @@ def make_env(cfg: EnvConfig, trust: Sequence[str] = (), **kwargs: Any) -> gym.En
             f"env.id={cfg.id} imports {module}, which is not trusted; add trust=[{module}] to allow code from it."
         )
     try:
-        if cfg.extra in REGISTERED_BY:
-            importlib.import_module(REGISTERED_BY[cfg.extra])
+        _register(cfg)
         env = gym.make(cfg.id, disable_env_checker=True, **limit, **{**cfg.kwargs, **kwargs})
+    except UserError:
+        raise
     except (gym.error.UnregisteredEnv, gym.error.DeprecatedEnv) as error:
         raise UserError(_unknown(cfg.id, error)) from error
     except (gym.error.DependencyNotInstalled, ImportError) as error:
@@ -109,6 +116,40 @@ def make_env(cfg: EnvConfig, trust: Sequence[str] = (), **kwargs: Any) -> gym.En
     except Exception as error:
         raise _broken(cfg, error) from error
     return with_arrays(wrap(env, cfg.wrappers, trust))
+
+
+def _register(cfg: EnvConfig) -> None:
+    """Have Gymnasium know the env, where that takes more than a look into its registry."""
+    if cfg.extra in REGISTERED_BY:
+        importlib.import_module(REGISTERED_BY[cfg.extra])
+    suite = suite_of(cfg.id)
+    if suite is not None:
+        suite.register_name(name_of(cfg.id))
+
+
+def suite_of(env_id: str) -> Any:
+    """The module of an id with a name in it, see NAMED; None for all others."""
+    module = next((module for prefix, module in NAMED.items() if env_id.startswith(prefix)), None)
+    return module and importlib.import_module(module)
+
+
+def name_of(env_id: str) -> str:
+    """The game or the task of an id with a name in it."""
+    prefix = next(prefix for prefix in NAMED if env_id.startswith(prefix))
+    return env_id.removeprefix(prefix).removesuffix("-v0")
+
+
+def check_name(key: str, name: str, names: Sequence[str]) -> None:
+    """Refuse a name that is not among those of a suite."""
+    if name not in names:
+        guess = nearest(name, names)
+        meant = f"did you mean {key}={guess}?" if guess else f"choose one of {', '.join(names)}."
+        raise UserError(f"{key}={shown(name)} is not one of the {len(names)} that there are; {meant}")
+
+
+def for_training(cfg: EnvConfig) -> EnvConfig:
+    """The config of the envs that a run learns in; those that it is evaluated in have `kwargs` alone."""
+    return replace(cfg, kwargs={**cfg.kwargs, **cfg.training_kwargs}, training_kwargs={})
 
 
 def _broken(cfg: EnvConfig, error: Exception) -> EnvFault:
@@ -207,6 +248,11 @@ def make_vector_env(cfg: EnvConfig, num_envs: int | None = None, trust: Sequence
             f"env.step_timeout={limit} needs env.vectorization=async: only a process of its own can be ended.",
         )
         kind = "async"
+    suite = suite_of(cfg.id)
+    if kind == "native" and hasattr(suite, "make_native") and not cfg.wrappers:
+        _register(cfg)
+        made: VectorEnv = suite.make_native(cfg, n)
+        return made
     if kind in ("native", "auto"):
         native = _native(cfg, n) if kind == "native" or n >= NATIVE_FROM else None
         if native is not None:

@@ -38,6 +38,7 @@ from rlx.types import ObsArray
 
 PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal to get when the parent ends
 FLOAT32_MAX = float(np.finfo(np.float32).max)
+LIFE_LOST = "life_lost"  # in the info of a step: bootstrapping stops here although the episode goes on
 PATIENCE = 600.0  # seconds for a process that is ending to be gone
 
 

@@ -4,6 +4,7 @@
     small     one convolution, for images below 36 pixels (the network of MinAtar: Young & Tian, 2019)
     nature    three convolutions (Mnih et al., 2015)
     impala    residual blocks (Espeholt et al., 2018)
+    drq       four convolutions and a narrow trunk (DrQ-v2: Yarats et al., 2022)
     auto      flat for vectors; small or nature for images
 
 Every network has an encoder of its own and learns it with its own loss; a target network has a copy. An observation
@@ -83,6 +84,15 @@ class ImpalaConfig:
     layer_norm: bool = False  # of the features
 
 
+@dataclass
+class DrqConfig:
+    """Four convolutions and a trunk of a linear layer, LayerNorm and tanh."""
+
+    _target_: str = "rlx.nn.encoders.drq"
+    channels: int = number(32, least=1)  # of each convolution
+    dim: int = number(50, least=1)  # features
+
+
 class Flat(Encoder):
     """No parameters: the numbers of an observation, images scaled, in one row."""
 
@@ -108,30 +118,56 @@ def is_plain(encoder: Encoder, spec: Spec) -> bool:
 
 
 class Convolutions(Encoder):
-    """A stack of convolutions, ReLU, and a linear layer; sized by a pass over an empty image."""
+    """A stack of convolutions and a linear layer, normalised or not, with ReLU or another activation behind it.
 
-    def __init__(self, box: Box, layers: Callable[[int], Sequence[nn.Module]], dim: int, layer_norm: bool = False):
+    It is sized by a pass over an empty image. `convolve` and `project` are its two halves, for those who share one.
+    """
+
+    def __init__(
+        self,
+        box: Box,
+        layers: Callable[[int], Sequence[nn.Module]],
+        dim: int,
+        layer_norm: bool = False,
+        activation: Callable[[Tensor], Tensor] = F.relu,
+    ):
         super().__init__()
-        self.channels_last = box.shape[0] >= box.shape[2]
+        self.activation = activation
+        self.channels_last = is_channels_last(box)
         channels, *size = image_shape(box)
         self.layers = nn.Sequential(*layers(channels), nn.Flatten())
         with torch.no_grad():
-            width = self.layers(torch.zeros(1, channels, *size)).shape[1]
-        self.out = nn.Linear(width, dim)
+            self.width = int(self.layers(torch.zeros(1, channels, *size)).shape[1])  # of what `convolve` gives
+        self.out = nn.Linear(self.width, dim)
         self.norm = nn.LayerNorm(dim) if layer_norm else None
         self.dim = dim
 
     def forward(self, image: Tensor) -> Tensor:
+        return self.project(self.convolve(image))
+
+    def convolve(self, image: Tensor) -> Tensor:
+        """[B, width] what the convolutions make of images."""
         x = image.permute(0, 3, 1, 2) if self.channels_last else image
         x = x.float() / 255.0 if x.dtype == torch.uint8 else x
-        x = self.out(self.layers(x))
-        return F.relu(x if self.norm is None else self.norm(x))
+        if x.device.type == "cpu":  # updates take about two thirds of the time that they take channel by channel
+            x = x.contiguous(memory_format=torch.channels_last)
+        return self.layers(x)
+
+    def project(self, x: Tensor) -> Tensor:
+        """[B, dim] features."""
+        x = self.out(x)
+        return self.activation(x if self.norm is None else self.norm(x))
+
+
+def is_channels_last(box: Box) -> bool:
+    """Is an image [height, width, channels], and not [channels, height, width]?"""
+    return box.shape[0] >= box.shape[2]
 
 
 def image_shape(box: Box) -> tuple[int, int, int]:
     """Channels, height and width."""
     first, middle, last = box.shape
-    return (last, first, middle) if first >= last else (first, middle, last)
+    return (last, first, middle) if is_channels_last(box) else (first, middle, last)
 
 
 class Parts(Encoder):
@@ -202,6 +238,19 @@ def impala(cfg: ImpalaConfig, spec: Spec) -> Encoder:
         return Convolutions(_at_least(box, 8, "impala"), layers, cfg.dim, cfg.layer_norm)
 
     return over_images(spec, encode, "impala")
+
+
+def drq(cfg: DrqConfig, spec: Spec) -> Encoder:
+    check_numbers(cfg, "encoder")
+
+    def layers(channels: int) -> list[nn.Module]:
+        shapes = ((channels, 2), *[(cfg.channels, 1)] * 3)
+        return [layer for i, stride in shapes for layer in (nn.Conv2d(i, cfg.channels, 3, stride), nn.ReLU())]
+
+    def encode(box: Box) -> Encoder:
+        return Convolutions(_at_least(box, 15, "drq"), layers, cfg.dim, layer_norm=True, activation=torch.tanh)
+
+    return over_images(spec, encode, "drq")
 
 
 def _three(channels: list[int], name: str) -> list[int]:

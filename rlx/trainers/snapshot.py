@@ -6,6 +6,7 @@
     reward      statistics of the reward transform
     replay      generator, priorities; its rows are kept in segments, see `rlx.checkpoint`
     prior       generator that draws from the dataset
+    augment     generator that augmentations draw from
     rollout     what has been collected of an on-policy rollout
     journal     the collector: where the envs are, what its actor remembers
     callbacks   what each of them keeps
@@ -73,6 +74,7 @@ def parts_of(trainer: Trainer) -> dict[str, Part]:
         "reward": Part(reward.state, lambda state: _load_like(reward, state, "reward"), of_policy=True),
         "replay": Part.of(trainer.replay, rows=trainer.replay),
         "prior": _prior(trainer.prior),
+        "augment": Part.of(trainer.augment),
         "rollout": Part.of(trainer.rollout),
         "journal": Part.of(trainer.collector),
         "callbacks": Part.of(trainer.bus),

@@ -30,11 +30,12 @@ from rlx.callbacks.bus import CallbackBus
 from rlx.callbacks.metrics import TrainMetrics
 from rlx.checkpoint import CheckpointData, CheckpointStore
 from rlx.collectors.base import RANDOM_STEPS, Collector
+from rlx.data.frames import is_kept_as_frames
 from rlx.data.reader import Reader
 from rlx.data.replay import DatasetReplay, Mixture, Replay
 from rlx.data.rollout import RolloutBuffer
 from rlx.envs.evaluation import MOST_EPISODES, evaluate_learner
-from rlx.errors import UserError
+from rlx.errors import UserError, require, shown
 from rlx.fields import number
 from rlx.learner import Learner
 from rlx.rewards import RewardTransform
@@ -50,6 +51,7 @@ from rlx.types import Batch, Rollout, Spec, Windows
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from rlx.data.augment import Augment
     from rlx.data.dataset import TransitionDataset
     from rlx.envs.vector import VectorEnv
 
@@ -88,6 +90,7 @@ class TrainerConfig:
     eval_interval: int = number(1000, least=0)  # steps between evaluations; 0: only at the end
     eval_episodes: int = number(10, least=1, most=MOST_EPISODES)  # episodes of each evaluation
     checkpoint_interval: int = number(5000, least=0)  # steps between checkpoints; 0: only at the end
+    checkpoint_compression: str = "auto"  # of a replay: zstd, none; auto: zstd where it keeps images
     keep_checkpoints: int = number(2, least=1)  # periodic checkpoints kept, at least 1
     log_interval: int = number(500, least=1)  # steps between rows of training metrics
     train_frequency: int = number(1, least=1)  # vector steps between updates
@@ -133,6 +136,7 @@ class Trainer:
         replay: Replay | None = None,
         prior: Reader | None = None,
         dataset: TransitionDataset | None = None,
+        augment: Augment | None = None,
     ):
         self.plan = plan  # budgets, intervals and phases: the group `trainer`
         self.cfg = cfg  # of the whole run
@@ -144,10 +148,19 @@ class Trainer:
         self.dataset = dataset
         self.replay = replay
         self.prior = prior
+        self.augment = augment  # of minibatches, if any
         self.state = TrainerState()
         self.resumed = False
         self.interrupt: str | None = None  # set by a signal: end after the step under way
-        self.checkpoints = CheckpointStore(run_dir / "checkpoints", keep=plan.keep_checkpoints)
+        packed = {"zstd": True, "none": False, "auto": any(is_kept_as_frames(box) for box in self.spec.obs.values())}
+        require(
+            plan.checkpoint_compression in packed,
+            f"trainer.checkpoint_compression must be one of {', '.join(packed)} (it is "
+            f"{shown(plan.checkpoint_compression)}).",
+        )
+        self.checkpoints = CheckpointStore(
+            run_dir / "checkpoints", plan.keep_checkpoints, packed[plan.checkpoint_compression]
+        )
         self.collector = collector
         self._eval_envs = eval_envs
         self._open = [part for part in (collector, eval_envs) if part is not None]
@@ -264,7 +277,9 @@ class Trainer:
         due = self._due(phase)
         if due == 0 or not source.ready:
             return iter(())
-        batches = source.sample(self.learner.cfg.batch_size, due)
+        batches: Any = source.sample(self.learner.cfg.batch_size, due)
+        if self.augment is not None:
+            batches = map(self.augment, batches)
         return batches if self.device.type == "cpu" else (self._to_device(b) for b in batches)
 
     def _due(self, phase: Phase) -> int:

@@ -18,6 +18,7 @@ from rlx.callbacks import refuse_memory
 from rlx.collectors import LocalCollector, LocalConfig
 from rlx.collectors.base import RANDOM_STEPS
 from rlx.envs.evaluation import run_episodes
+from rlx.envs.vector import LIFE_LOST
 from rlx.errors import UserError
 from rlx.policy import Policy
 from rlx.rewards import RewardConfig, RewardTransform
@@ -278,3 +279,25 @@ def test_runs_from_before_there_were_collectors_resume(tmp_path: Path) -> None:
     config.write_text(text.replace(own, ""))
     resumed(taken["checkpoint", 1])
     same_run(taken["checkpoint", 1], tmp_path / "run")
+
+
+# -- lives -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_lost_life_ends_bootstrapping_and_nothing_else() -> None:
+    """The learner sees an end; the episode, its return and what is remembered go on."""
+    one = collector(3, 3)
+    step = one.envs.step
+
+    def losing(actions: Any) -> Any:
+        taken = step(actions)
+        lost = place(taken.next_obs)[:, 1] == 2
+        return taken._replace(infos=[{LIFE_LOST: True} if x else {} for x in lost])
+
+    one.envs.step = losing
+    steps = [one.collect(1) for _ in range(4)]
+    assert [s.terminated.tolist() for s in steps] == [[False] * 2, [True] * 2, [True] * 2, [False] * 2]
+    assert [len(s.episodes) for s in steps] == [0, 0, 2, 0]
+    assert [e.length for e in steps[2].episodes] == [3, 3]
+    assert not torch.equal(steps[2].carry[0], steps[0].carry[0])
+    assert torch.equal(steps[3].carry[0], steps[0].carry[0])

@@ -13,6 +13,7 @@ from rlx.errors import UserError
 from rlx.nn.encoders import (
     AutoConfig,
     Convolutions,
+    DrqConfig,
     Flat,
     FlatConfig,
     ImpalaConfig,
@@ -20,6 +21,7 @@ from rlx.nn.encoders import (
     Parts,
     SmallConfig,
     auto,
+    drq,
     image_shape,
     impala,
     nature,
@@ -89,6 +91,36 @@ def test_impala_reads_every_size(spec: Spec) -> None:
     assert (features[:, :32] >= 0).all()
 
 
+@pytest.mark.parametrize("spec", [FRAMES, PICTURE, DICT], ids=lambda spec: spec.env_id)
+def test_drq_gives_fifty_features_within_one(spec: Spec) -> None:
+    encoder = drq(DrqConfig(), spec)
+    obs = images(spec, 2)
+    features = encoder(obs)[:, :50]
+    assert encoder.dim == (54 if spec.boxes else 50)
+    assert (features.abs() <= 1).all()
+    inside = torch.atanh(features)  # of tanh: LayerNorm as it is at the start
+    assert torch.allclose(inside.mean(1), torch.zeros(2), atol=1e-4)
+    assert torch.allclose(inside.std(1, correction=0), torch.ones(2), atol=0.1)
+
+
+def test_drq_has_the_convolutions_of_its_paper() -> None:
+    encoder = drq(DrqConfig(), Spec("x", (9, 84, 84), "uint8", "box", (2,), (-1.0, -1.0), (1.0, 1.0)))
+    assert isinstance(encoder, Convolutions)
+    assert encoder.width == 39200  # 32 x 35 x 35
+    kernels = [(tuple(p.shape)) for p in encoder.layers.parameters() if p.dim() == 4]
+    assert kernels == [(32, 9, 3, 3), *[(32, 32, 3, 3)] * 3]
+    image = torch.randint(256, (2, 9, 84, 84), dtype=torch.uint8)
+    assert torch.equal(encoder(image), encoder.project(encoder.convolve(image)))
+
+
+def test_the_order_of_memory_changes_nothing() -> None:
+    encoder = nature(NatureConfig(dim=8), FRAMES)
+    assert isinstance(encoder, Convolutions)
+    image = images(FRAMES, 3)
+    plain = encoder.layers((image.float() / 255.0).contiguous())
+    assert torch.allclose(encoder.convolve(image), plain, atol=1e-5)
+
+
 def test_boxes_stand_side_by_side() -> None:
     encoder = auto(AutoConfig(), DICT)
     obs = images(DICT, 2)
@@ -102,6 +134,8 @@ def test_what_does_not_fit_is_told() -> None:
         nature(NatureConfig(), PICTURE)
     with pytest.raises(UserError, match="encoder=nature reads images and vector has none"):
         nature(NatureConfig(), VECTOR)
+    with pytest.raises(UserError, match="at least 15 x 15 pixels and these have 14 x 20"):
+        drq(DrqConfig(), PICTURE._replace(obs_shape=(14, 20, 3)))
     with pytest.raises(UserError, match="three numbers of channels"):
         impala(ImpalaConfig(channels=[8]), FRAMES)
     with pytest.raises(UserError, match=r"encoder.dim must be at least 1"):

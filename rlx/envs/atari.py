@@ -1,0 +1,249 @@
+"""rlx/Atari-GAME-v0: Atari 2600 games, after the protocol of Machado et al. (2018), arXiv:1709.06009.
+
+    frames    an action holds for `frame_skip` frames; the larger of each pixel's last two greys, `size` x `size`, and
+              the newest `stack` of such pictures: [stack, size, size] of uint8
+    sticky    on every frame the action before it is repeated with this probability
+    episodes  whole games, of at most 108,000 frames (30 minutes)
+
+`fire_reset` presses FIRE where a life begins, for games that wait for it. `episodic_life` has the learner stop
+bootstrapping where a life is lost; the game goes on, so that returns are those of whole games. It is an option of the
+envs that a run learns in (`env.training_kwargs`).
+
+The emulator has no randomness of its own: sticky actions are drawn here, so that a seed and the actions since determine
+an episode. Every one of them begins with the same state of the console. A reset of the emulator alone does not bring
+that back in every game, and neither does a restored state; a reset and a restored state in that order do.
+
+Pictures are scaled down by area, in whole numbers, so that they are the same to the bit everywhere. ALE's vector env
+(`env.vectorization=native`) scales in its own way: it is faster on several cores, and gives other pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from gymnasium.envs.registration import register, registry
+from omegaconf import MISSING
+
+from rlx.envs.factory import EnvConfig, check_name, make_vector_env
+from rlx.envs.vector import LIFE_LOST, Lanes, Step
+from rlx.errors import UserError, require
+from rlx.types import ObsArray
+
+__all__ = ["Atari", "AtariConfig", "AtariEnvs", "make_native", "make_vector_env", "register_name"]
+
+MAX_FRAMES = 108_000
+FRAME_SKIP = 4
+
+
+@dataclass
+class AtariConfig(EnvConfig):
+    """An Atari game."""
+
+    _target_: str = "rlx.envs.atari.make_vector_env"
+    game: str = MISSING  # Pong, Breakout, SpaceInvaders, ...
+
+
+def _games() -> dict[str, str]:
+    """What ALE calls the ROM of every game that it can run, by the game's name."""
+    import ale_py.registration  # registers ALE's own envs, which is how it tells which games it can run
+
+    ids = [env_id for env_id in registry if env_id.startswith("ALE/") and env_id.endswith("-v5")]
+    assert ale_py.registration is not None
+    return {env_id[4:-3]: str(registry[env_id].kwargs["game"]) for env_id in ids}
+
+
+def register_name(name: str) -> None:
+    """Have `gymnasium.make` know a game; UserError for a name that is none, ImportError without ALE."""
+    games = _games()
+    check_name("env.game", name, sorted(games))
+    env_id = f"rlx/Atari-{name}-v0"
+    if env_id not in registry:
+        kwargs = {"rom": games[name]}
+        register(env_id, f"{__name__}:Atari", kwargs=kwargs, max_episode_steps=MAX_FRAMES // FRAME_SKIP)
+
+
+def area_weights(n: int, size: int) -> np.ndarray:
+    """[size, n] how much of each of n pixels falls into each of `size` larger ones, in units that make it whole."""
+    common = int(np.gcd(n, size))
+    into, out_of = np.arange(size)[:, None] * (n // common), np.arange(n)[None] * (size // common)
+    overlap = np.minimum(into + n // common, out_of + size // common) - np.maximum(into, out_of)
+    return np.asarray(np.maximum(overlap, 0), np.float32)
+
+
+class Shrink:
+    """Pictures [height, width] of uint8 as [size, size], by area; float32 holds all sums exactly."""
+
+    def __init__(self, height: int, width: int, size: int):
+        self._rows, self._columns = area_weights(height, size), np.ascontiguousarray(area_weights(width, size).T)
+        self._whole = int(self._rows[0].sum()) * int(self._columns[:, 0].sum())  # of a pixel
+        self._floats = np.empty((height, width), np.float32)
+
+    def __call__(self, picture: np.ndarray) -> np.ndarray:
+        np.copyto(self._floats, picture)
+        sums = self._rows @ (self._floats @ self._columns)
+        return np.asarray((sums.astype(np.int64) + self._whole // 2) // self._whole, np.uint8)
+
+
+class Atari(gym.Env[np.ndarray, np.int64]):
+    """One game."""
+
+    def __init__(
+        self,
+        rom: str,
+        frame_skip: int = FRAME_SKIP,
+        sticky: float = 0.25,
+        size: int = 84,
+        stack: int = 4,
+        fire_reset: bool = False,
+        full_actions: bool = False,
+        episodic_life: bool = False,
+    ):
+        import ale_py
+        from ale_py import roms
+
+        check_frames(frame_skip, sticky, size, stack)
+        ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+        self._ale = ale = ale_py.ALEInterface()
+        ale.setFloat("repeat_action_probability", 0.0)
+        ale.setInt("random_seed", 1)
+        ale.loadROM(str(roms.get_rom_path(rom)))
+        ale.reset_game()
+        self._frame_skip, self._sticky, self._stack = frame_skip, sticky, stack
+        self._actions = ale.getLegalActionSet() if full_actions else ale.getMinimalActionSet()
+        self._fire = ale_py.Action.FIRE if fire_reset and ale_py.Action.FIRE in self._actions else None
+        self._noop = ale_py.Action.NOOP
+        self._episodic_life = episodic_life
+        shape = ale.getScreenDims()
+        self._screens = np.zeros((2, *shape), np.uint8)  # the last two
+        self._shrink = Shrink(shape[0], shape[1], size)
+        ale.getScreenGrayscale(self._screens[0])
+        self._first = self._shrink(self._screens[0])
+        self._beginning = ale.cloneState(include_rng=True)
+        self._frames = np.zeros((stack, size, size), np.uint8)
+        self.observation_space = spaces.Box(0, 255, (stack, size, size), np.uint8)
+        self.action_space = spaces.Discrete(len(self._actions))
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._ale.reset_game()
+        self._ale.restoreState(self._beginning)
+        self._held = self._noop
+        self._frames[:] = self._first
+        self._lives = self._ale.lives()
+        self._waiting = self._fire is not None
+        if self._waiting:
+            self._act(self._fire)
+            self._waiting = False
+        return self._frames.copy(), {}
+
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        reward = 0.0
+        if self._waiting:
+            reward += self._act(self._fire)
+            self._waiting = False
+        reward += self._act(self._actions[action])
+        over, lives = self._ale.game_over(), self._ale.lives()
+        lost = lives < self._lives and not over
+        self._lives = lives
+        self._waiting = lost and self._fire is not None
+        return self._frames.copy(), reward, over, False, {LIFE_LOST: True} if lost and self._episodic_life else {}
+
+    def _act(self, action: Any) -> float:
+        """Hold an action for the frames of a step; the picture after it joins the stack."""
+        ale, reward, repeated = self._ale, 0, self.np_random.random(self._frame_skip) < self._sticky
+        for i, again in enumerate(repeated.tolist()):
+            if not again:
+                self._held = action
+            reward += ale.act(self._held)
+            if ale.game_over():  # there are no further frames
+                ale.getScreenGrayscale(self._screens[0])
+                self._screens[1] = self._screens[0]
+                break
+            if i >= self._frame_skip - 2:
+                ale.getScreenGrayscale(self._screens[i % 2])
+        screen = np.maximum(*self._screens) if self._frame_skip > 1 else self._screens[0]
+        self._frames[:-1] = self._frames[1:].copy()
+        self._frames[-1] = self._shrink(screen)
+        return float(reward)
+
+    def close(self) -> None:
+        pass
+
+
+def check_frames(frame_skip: int, sticky: float, size: int, stack: int) -> None:
+    for name, value in (("frame_skip", frame_skip), ("size", size), ("stack", stack)):
+        require(type(value) is int and 1 <= value <= 2**10, f"env.kwargs.{name} must be 1 to 1024 (it is {value}).")
+    require(0 <= sticky < 1, f"env.kwargs.sticky must be at least 0 and below 1 (it is {sticky}).")
+
+
+# -- ALE's own vector env --------------------------------------------------------------------------------------------
+
+
+class AtariEnvs:
+    """All games in ALE's own threads."""
+
+    def __init__(self, envs: Any, name: str, limit: int | None, episodic_life: bool):
+        self._envs = envs
+        self.num_envs = n = envs.num_envs
+        self.action_space = envs.single_action_space
+        self._lanes = Lanes(name, n)
+        self._limit, self._episodic_life = limit, episodic_life
+        self._lives, self._length = np.zeros(n, np.int64), np.zeros(n, np.int64)
+
+    def reset(self, seeds: dict[int, int]) -> dict[int, ObsArray]:
+        self._lanes.begin(seeds)
+        mask, lanes = np.zeros(self.num_envs, bool), sorted(seeds)
+        mask[lanes] = True
+        every = np.array([seeds[i] % 2**31 for i in lanes])
+        obs, info = self._envs.reset(seed=every, options=None if mask.all() else {"reset_mask": mask})
+        self._length[lanes], self._lives[lanes] = 0, info["lives"][lanes]
+        return {i: obs[i].copy() for i in lanes}
+
+    def step(self, actions: Sequence[Any]) -> Step:
+        self._lanes.step()
+        obs, reward, terminated, truncated, info = self._envs.step(np.asarray(actions, np.int64))
+        self._length += 1
+        lives = info["lives"].astype(np.int64)
+        lost = (lives < self._lives) & ~terminated & self._episodic_life
+        self._lives = lives
+        if self._limit is not None:
+            truncated = truncated | (self._length >= self._limit) & ~terminated
+        return Step(
+            obs, reward.astype(np.float64), terminated, truncated, [{LIFE_LOST: True} if x else {} for x in lost]
+        )
+
+    def close(self) -> None:
+        self._envs.close()
+
+
+def make_native(cfg: EnvConfig, n: int) -> AtariEnvs:
+    """ALE's vector env with the same keywords."""
+    from ale_py.vector_env import AtariVectorEnv
+
+    spec, values = registry[cfg.id], dict(cfg.kwargs)
+    given = {**registry[cfg.id].kwargs, **values}
+    rom, life = given.pop("rom"), given.pop("episodic_life", False)
+    require(
+        not given.pop("fire_reset", False),
+        "env.vectorization=native does not press FIRE after a life was lost; use env.vectorization=sync, or "
+        "env.kwargs.fire_reset=false.",
+    )
+    known = {"frame_skip": FRAME_SKIP, "sticky": 0.25, "size": 84, "stack": 4, "full_actions": False}
+    unknown = sorted(given.keys() - known.keys())
+    if unknown:
+        raise UserError(f"env.kwargs ({', '.join(unknown)}) do not fit {cfg.id}; it has {', '.join(known)}.")
+    skip, sticky, size, stack, full = ({**known, **given}[name] for name in known)
+    check_frames(skip, sticky, size, stack)
+    envs = AtariVectorEnv(
+        rom, n, frameskip=skip, repeat_action_probability=sticky, img_height=size, img_width=size, stack_num=stack,
+        full_action_space=full, noop_max=0, use_fire_reset=False, reward_clipping=False, maxpool=True,
+        max_num_frames_per_episode=2**31 - 1,
+    )  # fmt: skip
+    return AtariEnvs(envs, cfg.id, cfg.max_episode_steps or spec.max_episode_steps, life)
