@@ -40,6 +40,8 @@ SMALL: dict[str, dict[str, Any]] = {  # besides hidden layers of 24 and 16
     "cql": {"bc_updates": 10},
     "crossq": {"critic_hidden": [32, 24], "renorm_warmup": 12},
     "dqn": {"target_interval": 10},
+    "c51": {"target_interval": 10},
+    "qr_dqn": {"target_interval": 10},
     "ppo_lstm": {"lstm_hidden": [12, 12]},
     "dt": {"context": 6, "width": 16, "layers": 2, "heads": 2, "warmup_updates": 10, "max_episode_length": 20},
 }
@@ -48,6 +50,8 @@ FLAGS: dict[str, dict[str, Any]] = {  # branches that the defaults leave out, by
     "cql:lagrange": {"bc_updates": 10, "lagrange_threshold": 5.0, "max_q_backup": True},
     "cal_ql:lagrange": {"lagrange_threshold": 0.8},
     "dqn:double": {"target_interval": 10, "double": True, "dueling": True},
+    "dqn:noisy": {"noisy": True},
+    "c51:rainbow": {"double": True, "dueling": True, "noisy": True},
     "sac:normalized": {"normalize_obs": True},
     "ppo_lstm:shared": {"shared_lstm": True, "normalize_obs": True, "clip_range_value": 0.2, "entropy_coef": 0.01},
     "ppo:normalized": {"normalize_obs": True, "clip_range_value": 0.2, "entropy_coef": 0.01, "target_kl": 0.05},

@@ -24,6 +24,36 @@ FOLLOW_CRITIC = "polyak(self.target_critic.parameters(), self.critic.parameters(
 FOLLOW_ACTOR = "polyak(self.target_policy.parameters(), self.policy.parameters(), self.cfg.tau)"
 COPIED = "targets are copies"
 
+QUANTILES = (
+    (".double() + 0.5) / q", ".double() + 1.0) / q", "not the middles of the quantiles"),
+    ("torch.lerp(below, above, tau)", "torch.lerp(above, below, tau)", "quantiles from above"),
+    ("torch.lerp(below, above, tau)", "(below + above)", "expectation, no quantiles"),
+    ("z - 1.0, z, z + 1.0", "z - 2.0, z, z + 2.0", "another Huber"),
+)
+NOISE = (
+    ("x.abs().sqrt()", "x.abs()", "noise without its root"),
+    ("sigma / math.sqrt(len(layer.weight))", "sigma", "stds do not start by the number of inputs"),
+    ("layer.weight + std * torch.outer(e_in, e_out)", "layer.weight + torch.outer(e_in, e_out)", "noise without stds"),
+    ("layer.bias + bias_std * e_out", "layer.bias", "biases without noise"),
+)
+
+DISTRIBUTIONAL = (
+    (
+        "self.target_q(batch.next_obs, target_noise)\n            judge",
+        "self.q(batch.next_obs, noise)\n            judge",
+        "no target network",
+    ),
+    ("self.q(batch.next_obs, noise) if self.cfg.double else next_q", "next_q", "never double"),
+    (
+        "self.q(batch.next_obs, noise) if self.cfg.double",
+        "self.q(batch.next_obs, noise) if not self.cfg.double",
+        "the flag is inverted",
+    ),
+    ("self.expected(judge).argmax(-1)", "self.expected(judge).argmin(-1)", "the worst action"),
+    ("self.q(batch.obs, noise), batch.action", "self.q(batch.next_obs, noise), batch.action", "the wrong state"),
+    ("rows[:, 1:].mean(1, keepdim=True)", "rows[:, 1:].mean(-1, keepdim=True)", "dueling: the mean over values"),
+)
+
 
 def of(file: str, *rows: tuple[str, str, str]) -> list[Mutant]:
     return [Mutant(file, *row) for row in rows]
@@ -96,17 +126,19 @@ MUTANTS: dict[str, list[Mutant]] = {
     ),
     "dqn": of(
         "algos/dqn.py",
-        ("next_q = self.target_q(", "next_q = self.q(", "no target network"),
+        ("target_q(batch.next_obs, target_noise)\n            if", "q(batch.next_obs)\n            if",
+         "no target network"),
         ("next_q.amax(-1)", "next_q.mean(-1)", "the mean over actions"),
         ("next_q.amax(-1)", "next_q.amin(-1)", "the worst action"),
-        ("self.q(batch.next_obs).argmax", "next_q.argmax", "double: the target chooses"),
-        ("next_value = next_q.gather", "next_value = self.q(batch.next_obs).gather", "double: the online values"),
+        ("self.q(batch.next_obs, noise).argmax", "next_q.argmax", "double: the target chooses"),
+        ("next_value = next_q.gather", "next_value = self.q(batch.next_obs, noise).gather",
+         "double: the online values"),
         ("if self.cfg.double:", "if not self.cfg.double:", "the flag is inverted"),
         ("if self.due(self.cfg.target_interval):", "if True:", "no interval"),
         ("self.q.parameters(), self.cfg.tau)", "self.q.parameters(), 1.0)", "tau is ignored"),
         (TARGET, *UNTERMINATED),
         (TARGET, *ONE_STEP),
-        ("< self.epsilon", "> self.epsilon", "explores the other way round"),
+        ("device=action.device) < epsilon", "device=action.device) > epsilon", "explores the other way round"),
         ("return loss, error.abs(), metrics", "return loss, error, metrics", "signed priorities"),
     )
     + of(
@@ -122,6 +154,91 @@ MUTANTS: dict[str, list[Mutant]] = {
         "nn/optim.py",
         ("vector_norm(self._places.vector)", "vector_norm(self._places.vector, 1)", "another norm"),
         (").clamp_(max=1.0))", "))", "small gradients grow"),
+    ),
+    "c51": of(
+        "algos/c51.py",
+        ("(place - below).clamp(0.0, 1.0)", "(place - below)", "returns beyond the support are not clamped"),
+        ("clamp(0, last - 1)", "clamp(0, last)", "the last atom loses its mass"),
+        ("probs * (1.0 - share)", "probs * share", "the farther atom gets more"),
+        ("index + 1, probs * share", "index, probs * share", "all on the lower atom"),
+        ("* (last / (high - low))", "* (len(support) / (high - low))", "atoms too near to each other"),
+        ("error = -(target * log_probs)", "error = (target * log_probs)", "away from the target"),
+        ("weight * error).mean()", "error).mean()", "importance weights are ignored"),
+        ("return loss, error.detach(), metrics", "return loss, loss.detach().expand_as(error), metrics",
+         "one priority for all"),
+        ("q.softmax(-1) @ self.support", "q @ self.support", "values by logits"),
+        ("next_values.softmax(-1)", "next_values.exp()", "no distribution"),
+        ("td_target(reward, discount, terminated, self.support)",
+         "td_target(reward, discount, 0 * terminated, self.support)", "bootstraps at the end"),
+        ("td_target(reward, discount, terminated, self.support)",
+         "td_target(reward, self.cfg.discount, terminated, self.support)", "n-step discounts are ignored"),
+    )
+    + of(
+        "algos/dqn.py",
+        *DISTRIBUTIONAL,
+        ("eps=cfg.adam_eps", "eps=1e-8", "Adam's eps is ignored"),
+        ("0.0 if cfg.noisy else linear_decay", "linear_decay", "epsilon beside the noise"),
+        ("self.q.noise() if explore else None", "self.q.noise()", "noise where none is wanted"),
+        ("self.q.noise() if explore else None", "None", "nothing explores"),
+        ("noise, target_noise = self.q.noise(), self.target_q.noise()\n        with torch.no_grad():\n"
+         "            next_q = self.target_q(batch.next_obs, target_noise)\n            judge",
+         "noise = target_noise = self.q.noise()\n        with torch.no_grad():\n"
+         "            next_q = self.target_q(batch.next_obs, target_noise)\n            judge",
+         "one noise for both networks"),
+    )
+    + of("nn/noisy.py", *NOISE),
+    "qr_dqn": of(
+        "algos/qr_dqn.py",
+        ("target.sort(-1).values", "target", "targets are not sorted"),
+        (".sum(-1).float()", ".mean(-1).float()", "the mean over the predicted quantiles"),
+        ("weight * error).mean()", "error).mean()", "importance weights are ignored"),
+        ("return loss, error.detach(), metrics", "return loss, -error.detach(), metrics", "negative priorities"),
+        ("return q.mean(-1)", "return q.amax(-1)", "the greedy action by the largest quantile"),
+        ("return q.mean(-1)", "return q[..., 0]", "the greedy action by the smallest quantile"),
+        ("td_target(reward, discount, terminated, next_values)",
+         "td_target(reward, discount, 0 * terminated, next_values)", "bootstraps at the end"),
+        ("td_target(reward, discount, terminated, next_values)",
+         "td_target(reward, self.cfg.discount, terminated, next_values)", "n-step discounts are ignored"),
+    )
+    + of("algos/dqn.py", *DISTRIBUTIONAL)
+    + of("losses.py", *QUANTILES),
+    "pqn": of(
+        "algos/pqn.py",
+        ("0.5 * (taken - returns)", "(taken - returns)", "twice the loss"),
+        ("(taken - returns).square()", "(taken - returns).abs()", "another error"),
+        (".amax(-1)", ".mean(-1)", "the mean over actions"),
+        ("rollout.terminated, rollout.truncated", "rollout.terminated, rollout.terminated",
+         "truncations are passed over"),
+        ("rollout.terminated, rollout.truncated", "rollout.truncated, rollout.terminated",
+         "bootstraps at the wrong end"),
+        ("self.cfg.discount, self.cfg.q_lambda", "self.cfg.discount, 0.0", "one-step targets"),
+        ("range(self.cfg.epochs)", "range(1)", "one epoch"),
+        ("torch.randperm(len(rows.action))", "torch.arange(len(rows.action))", "rows are not shuffled"),
+        ("RAdam(self.q.parameters(), cfg.lr)", "Adam(self.q.parameters(), cfg.lr)", "another optimizer"),
+        ("minimize(loss, max_grad_norm=cfg.max_grad_norm)", "minimize(loss)", "the gradient is not clipped"),
+        ("layer_norm=cfg.layer_norm, init", "layer_norm=False, init", "no LayerNorm in the network"),
+        ("reads = with_layer_norm(reads)", "pass", "no LayerNorm in the encoder"),
+        ("self.epsilon) if explore", "self.epsilon) if not explore", "explores the other way round"),
+    )
+    + of(
+        "returns.py",
+        ("(1.0 - torch.maximum(truncated, terminated))", "(1.0 - terminated)", "looks beyond a truncation"),
+        ("returns[t + 1] - next_value[t]", "returns[t + 1]", "the next value counts twice"),
+        ("returns[-1] = target[-1]", "returns[-1] = reward[-1]", "the last step does not bootstrap"),
+    )
+    + of(
+        "losses.py",
+        ("own = rollout.truncated > rollout.terminated", "own = rollout.terminated > rollout.truncated",
+         "bootstraps at the wrong end"),
+        ("own[-1] = True", "own[-1] = own[-1]", "the last step bootstraps from itself"),
+    )
+    + of(
+        "nn/optim.py",
+        ("if rho <= 5.0:", "if rho <= 4.0:", "RAdam: rectified too early"),
+        ("rate * rectified * (1.0 - left) ** 0.5", "rate * (1.0 - left) ** 0.5", "RAdam: not rectified"),
+        ("rate = self.lr * self.scale / (1.0 - beta1**step)", "rate = self.lr * self.scale",
+         "RAdam: the mean is not corrected"),
+        ("limit - 2.0 * step * left", "limit - step * left", "RAdam: another length"),
     ),
     "a2c": of(
         "algos/a2c.py",
@@ -270,10 +387,6 @@ MUTANTS: dict[str, list[Mutant]] = {
         ("[:, : n * (q - dropped)]", "[:, n * dropped :]", "the smallest are dropped"),
         ("[:, : n * (q - dropped)]", "[:, : n * q - dropped]", "too few are dropped"),
         (".sort(-1).values[", "[", "not sorted"),
-        (".double() + 0.5) / q", ".double() + 1.0) / q", "not the middles of the quantiles"),
-        ("torch.lerp(below, above, tau)", "torch.lerp(above, below, tau)", "quantiles from above"),
-        ("torch.lerp(below, above, tau)", "(below + above)", "expectation, no quantiles"),
-        ("z - 1.0, z, z + 1.0", "z - 2.0, z, z + 2.0", "another Huber"),
         (".mean((0, 2))", ".amin(0).mean(-1)", "the actor is pessimistic"),
         ("kept - (alpha", "kept + (alpha", "entropy is a cost"),
         ("self.target_critic(batch.next_obs", "self.critic(batch.next_obs", "no target network"),
@@ -283,7 +396,8 @@ MUTANTS: dict[str, list[Mutant]] = {
          "bootstraps at the end"),
         ("if self.cfg.learn_alpha:", "if not self.cfg.learn_alpha:", "the flag is inverted"),
         ("-float(spec.action_dim)", "float(spec.action_dim)", "sign of the target entropy"),
-    ),
+    )
+    + of("losses.py", *QUANTILES),
     "crossq": of(
         "algos/crossq.py",
         ("next_q.detach().amin(0)", "next_q.detach().amax(0)", "the larger critic in the target"),

@@ -50,6 +50,7 @@ def page() -> str:
         lines.append(f"| [`algo={name}`](#{name}) | {', '.join(cls.actions)} | {', '.join(cls.regimes)} |\n")
     lines.append(
         "\n`algo=her` is SAC with `replay=hindsight`, which goes on top of every off-policy learner of box actions.\n"
+        "`algo=rainbow` is C51 with `double`, `dueling` and `noisy`, 3-step returns and `replay=prioritized`.\n"
     )
     common = {f.name for f in fields(AlgoConfig)}
     for name, cls in sorted(learners().items()):

@@ -5,6 +5,7 @@ A loss takes tensors and returns `(loss, metrics)`. What only one algorithm need
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -35,6 +36,35 @@ def smoothed(action: Tensor, std: float, clip: float) -> Tensor:
     """The target policy's action under clipped noise, inside [-1, 1]."""
     noise = (noise_like(action) * std).clamp(-clip, clip)
     return (action + noise).clamp(-1.0, 1.0)
+
+
+def half_squared_excess(x: Tensor, y: Tensor) -> Tensor:
+    """sum_j max(x - y_j, 0)^2 / 2 for every x [B, k] over the *sorted* y [B, m] of its row.
+
+    A binary search counts the y_j below x, prefix sums hold their sum and their sum of squares.
+    """
+    count = torch.searchsorted(y, x.detach())
+    sums = F.pad(y.cumsum(-1), (1, 0)).gather(1, count)
+    squares = F.pad(y.square().cumsum(-1), (1, 0)).gather(1, count)
+    return x * (0.5 * count.to(x.dtype) * x - sums) + 0.5 * squares
+
+
+def quantile_huber(quantiles: Tensor, target: Tensor) -> Tensor:
+    """The mean over j of |tau_i - 1(y_j < z_i)| * huber(y_j - z_i), for each z_i of z [n, B, q] and *sorted* y [B, m].
+
+    [B, n * q] in float64, in the order of the quantiles' sizes. With E(x) = `half_squared_excess`, the targets below
+    z_i add huber's E(z_i) - E(z_i - 1), and those above it E(z_i + 1) - E(z_i) + sum_j (y_j - z_i - 1/2): no pair is
+    ever formed. float64, as these are small differences.
+    """
+    n, rows, q = quantiles.shape
+    y = target.double()
+    # in order, neighbours take the same way through the binary search: three times as fast
+    z, order = quantiles.transpose(0, 1).reshape(rows, n * q).sort(-1)
+    z, tau = z.double(), ((order % q).double() + 0.5) / q
+    lower, middle, upper = half_squared_excess(torch.cat([z - 1.0, z, z + 1.0], -1), y).chunk(3, -1)
+    below = middle - lower
+    above = upper - middle + y.sum(-1, keepdim=True) - y.shape[-1] * (z + 0.5)
+    return torch.lerp(below, above, tau) / y.shape[-1]
 
 
 # -- policies
@@ -101,6 +131,16 @@ class Experience(NamedTuple):
     returns: Tensor
 
 
+def next_values(rollout: Rollout, value: Tensor, value_of: Callable[[Any], Tensor]) -> Tensor:
+    """V(s') of every row from V(s), both [T, N]: that of the following row, except at the end of the rollout and where
+    an episode was truncated. A terminated row has no successor and gets some number.
+    """
+    own = rollout.truncated > rollout.terminated
+    own[-1] = True
+    successor = value_of(take_rows(rollout.next_obs, own))
+    return torch.cat([value[1:], value[-1:]]).masked_scatter_(own, successor)
+
+
 @torch.no_grad()
 def experience(rollout: Rollout, learner: ActorCritic, lam: float) -> Experience:
     """Values, log-probabilities and advantages of a rollout, by the policy that collected it."""
@@ -108,11 +148,7 @@ def experience(rollout: Rollout, learner: ActorCritic, lam: float) -> Experience
     obs = learner.normalize(map_obs(lambda x: x.flatten(0, 1), rollout.obs))
     action = rollout.action.flatten(0, 1)
     value = critic(obs).view_as(rollout.reward)
-    # V(next) is V of the following row, except at the end of the rollout and where an episode was truncated.
-    own = rollout.truncated > rollout.terminated
-    own[-1] = True
-    successor = critic(learner.normalize(take_rows(rollout.next_obs, own)))
-    next_value = torch.cat([value[1:], value[-1:]]).masked_scatter_(own, successor)
+    next_value = next_values(rollout, value, lambda obs: critic(learner.normalize(obs)))
     advantage, returns = gae(rollout.reward, value, next_value, rollout.terminated, rollout.truncated, discount, lam)
     log_prob = learner.policy(obs).log_prob(action)
     return Experience(obs, action, log_prob, value.flatten(), advantage.flatten(), returns.flatten())

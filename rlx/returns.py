@@ -1,4 +1,4 @@
-"""Returns and targets, as pure functions: one-step TD, generalised advantages, Monte-Carlo."""
+"""Returns and targets, as pure functions: one-step TD, generalised advantages, lambda returns, Monte-Carlo."""
 
 from __future__ import annotations
 
@@ -37,6 +37,23 @@ def gae(
     for t in reversed(range(len(delta))):
         running = torch.addcmul(delta[t], decay[t], running, out=advantage[t])
     return advantage, advantage + value
+
+
+def lambda_returns(
+    reward: Tensor, next_value: Tensor, terminated: Tensor, truncated: Tensor, discount: float, lam: float
+) -> Tensor:
+    """G_t = r_t + discount * ((1 - lam) * V(s_{t+1}) + lam * G_{t+1}), cut where an episode ends; all are [T, N].
+
+    `next_value` is the value of the real successor: a truncated episode and the last row bootstrap from it alone, a
+    terminated one from nothing.
+    """
+    target = td_target(reward, discount, terminated, next_value)
+    further = discount * lam * (1.0 - torch.maximum(truncated, terminated))
+    returns = torch.empty_like(target)
+    returns[-1] = target[-1]
+    for t in reversed(range(len(target) - 1)):
+        torch.addcmul(target[t], further[t], returns[t + 1] - next_value[t], out=returns[t])
+    return returns
 
 
 def going_on(reward: np.ndarray, truncated: bool, discount: float) -> np.ndarray:

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlx.returns import discounted_returns, gae, going_on, td_target
+from rlx.returns import discounted_returns, gae, going_on, lambda_returns, td_target
 
 
 def test_terminated_states_do_not_bootstrap() -> None:
@@ -108,3 +108,44 @@ def test_a_failure_that_was_cut_off_goes_on_for_ever() -> None:
     assert going_on(reward, truncated=True, discount=1.0).tolist() == [-5.0, -5.0]
     assert going_on(np.array([-5.0, 0.0]), truncated=True, discount=0.99).tolist() == [-5.0, 0.0]
     assert going_on(np.array([-5.0]), truncated=True, discount=0.99).tolist() == [-5.0]  # one row tells nothing
+
+
+# -- lambda returns
+
+
+def test_lambda_returns_by_hand() -> None:
+    # 1 + 0.5 * 6 = 4 at the end; 1 + 0.5 * (0.5 * 4 + 0.5 * 4) = 3; 1 + 0.5 * (0.5 * 2 + 0.5 * 3) = 2.25
+    none = column(0, 0, 0)
+    returns = lambda_returns(column(1, 1, 1), column(2, 4, 6), none, none, discount=0.5, lam=0.5)
+    assert returns.flatten().tolist() == [2.25, 3.0, 4.0]
+
+
+def test_lambda_returns_are_cut_where_an_episode_ends() -> None:
+    """Terminated: the reward alone. Truncated: the reward and the value of the final observation."""
+    reward, next_value = torch.ones(2, 2), torch.full((2, 2), 4.0)
+    terminated = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    truncated = torch.tensor([[0.0, 1.0], [0.0, 0.0]])
+    returns = lambda_returns(reward, next_value, terminated, truncated, discount=0.5, lam=1.0)
+    assert returns.tolist() == [[1.0, 3.0], [3.0, 1.0]]
+
+
+def test_lambda_returns_between_one_step_and_the_whole_return() -> None:
+    torch.manual_seed(0)
+    reward, value = torch.randn(6, 3), torch.randn(7, 3)
+    none, end = torch.zeros(6, 3), torch.zeros(6, 3)
+    end[-1] = 1.0
+    one_step = lambda_returns(reward, value[1:], none, none, discount=0.9, lam=0.0)
+    torch.testing.assert_close(one_step, reward + 0.9 * value[1:])
+    whole = lambda_returns(reward, value[1:], end, none, discount=0.9, lam=1.0)
+    torch.testing.assert_close(whole[:, 0], discounted_returns(reward[:, 0], end[:, 0], 0.9))
+
+
+def test_lambda_returns_are_those_of_generalised_advantages() -> None:
+    torch.manual_seed(0)
+    reward, value = torch.randn(9, 4), torch.randn(10, 4)
+    ends = torch.rand(9, 4)
+    terminated, truncated = (ends < 0.2).float(), (ends > 0.8).float()
+    next_value = torch.where(truncated > 0, torch.randn(9, 4), value[1:])
+    _, expected = gae(reward, value[:-1], next_value, terminated, truncated, discount=0.9, lam=0.7)
+    found = lambda_returns(reward, next_value, terminated, truncated, discount=0.9, lam=0.7)
+    torch.testing.assert_close(found, expected)

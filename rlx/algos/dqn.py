@@ -1,4 +1,5 @@
-"""Deep Q-network (Mnih et al., 2015), with double Q-learning (arXiv:1509.06461) and dueling heads (arXiv:1511.06581).
+"""Deep Q-network (Mnih et al., 2015), with double Q-learning (arXiv:1509.06461), dueling heads (arXiv:1511.06581) and
+noisy layers (arXiv:1706.10295).
 
     plain    y = r + discount * (1 - terminated) * max_a Q'(s', a)
     double   y = r + discount * (1 - terminated) * Q'(s', argmax_a Q(s', a))
@@ -7,7 +8,9 @@
 
 Q' is a copy of Q, renewed every `target_interval` updates. n-step returns and importance weights come with the batch.
 Epsilon falls from `epsilon` to `epsilon_end` while the policy takes `epsilon_steps` env steps (the random ones before
-do not count); `epsilon_steps=0` keeps it at `epsilon`, which `schedule.targets.epsilon` can then move.
+do not count); `epsilon_steps=0` keeps it at `epsilon`, which `schedule.targets.epsilon` can then move. With `noisy`
+there is no epsilon: the noise explores, drawn anew at every act, one for all envs, and for Q and Q' at every update.
+Without exploration the means of the weights act.
 Deviation: the dueling heads are linear in the features of one shared network.
 """
 
@@ -24,7 +27,9 @@ from rlx.fields import number
 from rlx.learner import AlgoConfig, Learner
 from rlx.nn import MLP, Adam, chosen, dueling, huber_loss, initialize, polyak, recorded, small_mlp, target_of
 from rlx.nn.encoders import EncoderFactory
+from rlx.nn.fused import run_mlp
 from rlx.nn.heads import Reads, encoder_of, width_of
+from rlx.nn.noisy import Noise, Stds
 from rlx.returns import td_target
 from rlx.types import Batch, Metrics, Spec
 
@@ -36,9 +41,12 @@ class DQNConfig(AlgoConfig):
     batch_size: int = number(32, least=1)
     hidden: list[int] = field(default_factory=lambda: [64, 64])
     lr: float = 5e-4
+    adam_eps: float = number(1e-8, above=0, read_once=True)  # added to the root of Adam's mean square
     max_grad_norm: float = number(10.0, above=0)  # the gradient is clipped to this norm
     double: bool = False  # choose the next action by Q, value it by Q'
     dueling: bool = False  # Q as a value and advantages
+    noisy: bool = False  # explore by noise on the weights of all layers behind the encoder, without epsilon
+    sigma: float = number(0.5, above=0, read_once=True)  # of this noise at the start, times sqrt(inputs of a layer)
     target_interval: int = number(500, least=1)  # updates between two moves of Q'
     tau: float = number(1.0, above=0, most=1)  # how far Q' then moves; 1 copies Q
     epsilon: float = number(1.0, least=0, most=1)  # probability of a random action at the start
@@ -59,20 +67,48 @@ def linear_decay(start: float, end: float, steps: int, at: int) -> float:
     return start + (end - start) * min(1.0, at / steps) if steps else start
 
 
-class QNetwork(MLP):
-    """Q(s, .) [B, A], with one head or dueling ones."""
+def epsilon_greedy(action: Tensor, choices: int, epsilon: float) -> Tensor:
+    """The actions [N], each replaced by a random one with probability `epsilon`."""
+    at_random = torch.rand(len(action), device=action.device) < epsilon
+    return torch.where(at_random, torch.randint_like(action, choices), action)
 
-    def __init__(self, reads: Reads, actions: int, hidden: Sequence[int], dueling: bool):
+
+class QNetwork(MLP):
+    """Q(s, .) [B, A], with one head or dueling ones; with `values`, so many numbers for each action [B, A, values]."""
+
+    def __init__(
+        self,
+        reads: Reads,
+        actions: int,
+        hidden: Sequence[int],
+        dueling: bool,
+        values: int | None = None,
+        sigma: float | None = None,
+    ):
         # what the first start draws is lost, and seeds keep their meaning
-        sizes = [width_of(reads), *hidden, actions + dueling]
+        sizes = [width_of(reads), *hidden, (actions + dueling) * (values or 1)]
         super().__init__(sizes, init="orthogonal", encoder=encoder_of(reads))
         initialize(self.weights, self.biases, "uniform", None)
-        self.dueling = dueling
+        self.dueling, self.values = dueling, values
+        self.stds = None if sigma is None else Stds(self.layers(), sigma)
 
-    def forward(self, obs: Tensor) -> Tensor:  # type: ignore[override]
-        by_autograd = torch.is_grad_enabled() or torch.compiler.is_compiling()
-        head = super().forward(obs) if by_autograd else small_mlp(self.encode(obs), self.layers(), self.activation)[-1]
+    def noise(self) -> Noise | None:
+        """Fresh noise for a pass; None for a network without."""
+        return None if self.stds is None else self.stds.draw()
+
+    def forward(self, obs: Tensor, noise: Noise | None = None) -> Tensor:  # type: ignore[override]
+        head = self._head(obs, noise)
+        if self.values is not None:
+            rows = head.view(len(head), -1, self.values)
+            return rows[:, :1] + rows[:, 1:] - rows[:, 1:].mean(1, keepdim=True) if self.dueling else rows
         return dueling(head) if self.dueling else head
+
+    def _head(self, obs: Tensor, noise: Noise | None) -> Tensor:
+        if noise is not None and self.stds is not None:
+            return run_mlp(self.encode(obs), None, self.stds.applied(self.layers(), noise), self.activation)
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return super().forward(obs)
+        return small_mlp(self.encode(obs), self.layers(), self.activation)[-1]
 
 
 class DQN(Learner):
@@ -84,22 +120,32 @@ class DQN(Learner):
 
     def __init__(self, cfg: DQNConfig, spec: Spec, encoder: EncoderFactory | None = None):
         super().__init__(cfg, spec, encoder)
-        self.q = QNetwork(self.make_encoder(), spec.action_dim, cfg.hidden, cfg.dueling)
+        sigma = cfg.sigma if cfg.noisy else None
+        self.q = QNetwork(self.make_encoder(), spec.action_dim, cfg.hidden, cfg.dueling, self.values, sigma)
         self.target_q = target_of(self.q)
-        self.optimizers = {"q": Adam(self.q.parameters(), cfg.lr)}
+        self.optimizers = {"q": Adam(self.q.parameters(), cfg.lr, eps=cfg.adam_eps)}
+
+    @property
+    def values(self) -> int | None:
+        """How many numbers the network gives for each action; None: one, its value."""
+        return None
 
     @property
     def epsilon(self) -> float:
         cfg = self.cfg
-        return linear_decay(cfg.epsilon, cfg.epsilon_end, cfg.epsilon_steps, self.explored)
+        return 0.0 if cfg.noisy else linear_decay(cfg.epsilon, cfg.epsilon_end, cfg.epsilon_steps, self.explored)
 
     @torch.no_grad()
     def act(self, obs: Tensor, explore: bool) -> Tensor:
-        action = self.q(self.normalize(obs)).argmax(-1)
-        if not explore:
+        noise = self.q.noise() if explore else None
+        action = self.expected(self.q(self.normalize(obs), noise)).argmax(-1)
+        if not explore or self.cfg.noisy:
             return action
-        at_random = torch.rand(len(action), device=action.device) < self.epsilon
-        return torch.where(at_random, torch.randint_like(action, self.spec.action_dim), action)
+        return epsilon_greedy(action, self.spec.action_dim, self.epsilon)
+
+    def expected(self, q: Tensor) -> Tensor:
+        """The values [B, A] of all actions by what the network says of them."""
+        return q
 
     def update(self, batch: Batch) -> Metrics:
         self.updates += 1
@@ -111,12 +157,39 @@ class DQN(Learner):
 
     @compilable
     def _loss(self, batch: Batch) -> tuple[Tensor, Tensor, Metrics]:
+        noise, target_noise = self.q.noise(), self.target_q.noise()
         with torch.no_grad():
-            next_q = self.target_q(batch.next_obs)
+            next_q = self.target_q(batch.next_obs, target_noise)
             if self.cfg.double:
-                next_value = next_q.gather(-1, self.q(batch.next_obs).argmax(-1, keepdim=True)).squeeze(-1)
+                next_value = next_q.gather(-1, self.q(batch.next_obs, noise).argmax(-1, keepdim=True)).squeeze(-1)
             else:
                 next_value = next_q.amax(-1)
             target = td_target(batch.reward, batch.discount, batch.terminated, next_value)
-        q = self.q(recorded(batch.obs))  # a small network: see rlx/nn/fused.py
+        q = self.q(recorded(batch.obs), noise)  # a small network: see rlx/nn/fused.py
         return dqn_loss(q, batch.action, target, batch.weight)
+
+
+class DistributionalDQN(DQN):
+    """What C51 and QR-DQN share: a network that gives several numbers for each action, which make up a distribution."""
+
+    @compilable
+    def _loss(self, batch: Batch) -> tuple[Tensor, Tensor, Metrics]:
+        noise, target_noise = self.q.noise(), self.target_q.noise()
+        with torch.no_grad():
+            next_q = self.target_q(batch.next_obs, target_noise)
+            judge = self.q(batch.next_obs, noise) if self.cfg.double else next_q
+            target = self._target(of_action(next_q, self.expected(judge).argmax(-1)), batch)
+        return self._distance(of_action(self.q(batch.obs, noise), batch.action), target, batch.weight)
+
+    def _target(self, next_values: Tensor, batch: Batch) -> Tensor:
+        """What the taken actions should have led to, by what the best next ones lead to [B, values]."""
+        raise NotImplementedError(f"{type(self).__name__} does not define _target")
+
+    def _distance(self, values: Tensor, target: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor, Metrics]:
+        """The loss of the taken actions [B, values], and the errors [B] that priorities are made of."""
+        raise NotImplementedError(f"{type(self).__name__} does not define _distance")
+
+
+def of_action(q: Tensor, action: Tensor) -> Tensor:
+    """The rows [B, values] of the actions [B] out of [B, A, values]."""
+    return q.gather(1, action[:, None, None].expand(-1, 1, q.shape[-1])).squeeze(1)

@@ -18,13 +18,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from rlx.compiling import compilable
 from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
-from rlx.losses import alpha_loss, soft_actor_loss
+from rlx.losses import alpha_loss, quantile_huber, soft_actor_loss
 from rlx.nn import MLP, Adam, SquashedGaussian, polyak, target_of
 from rlx.nn.encoders import EncoderFactory
 from rlx.nn.heads import Reads, encoder_of, width_of
@@ -55,37 +54,9 @@ def without_largest(quantiles: Tensor, dropped: int) -> Tensor:
     return pooled.sort(-1).values[:, : n * (q - dropped)]
 
 
-def half_squared_excess(x: Tensor, y: Tensor) -> Tensor:
-    """sum_j max(x - y_j, 0)^2 / 2 for every x [B, k] over the *sorted* y [B, m] of its row.
-
-    A binary search counts the y_j below x, prefix sums hold their sum and their sum of squares.
-    """
-    count = torch.searchsorted(y, x.detach())
-    sums = F.pad(y.cumsum(-1), (1, 0)).gather(1, count)
-    squares = F.pad(y.square().cumsum(-1), (1, 0)).gather(1, count)
-    return x * (0.5 * count.to(x.dtype) * x - sums) + 0.5 * squares
-
-
-def quantile_huber(quantiles: Tensor, target: Tensor) -> Tensor:
-    """The mean over all pairs of |tau_i - 1(y_j < z_i)| * huber(y_j - z_i), of z [n, B, q] and *sorted* y [B, m].
-
-    With E(x) = `half_squared_excess`, the targets below z_i add huber's E(z_i) - E(z_i - 1), and those above it
-    E(z_i + 1) - E(z_i) + sum_j (y_j - z_i - 1/2): no pair is ever formed. float64, as these are small differences.
-    """
-    n, rows, q = quantiles.shape
-    y = target.double()
-    # in order, neighbours take the same way through the binary search: three times as fast
-    z, order = quantiles.transpose(0, 1).reshape(rows, n * q).sort(-1)
-    z, tau = z.double(), ((order % q).double() + 0.5) / q
-    lower, middle, upper = half_squared_excess(torch.cat([z - 1.0, z, z + 1.0], -1), y).chunk(3, -1)
-    below = middle - lower
-    above = upper - middle + y.sum(-1, keepdim=True) - y.shape[-1] * (z + 0.5)
-    return (torch.lerp(below, above, tau).mean() / y.shape[-1]).float()
-
-
 def quantile_loss(quantiles: Tensor, target: Tensor) -> tuple[Tensor, Metrics]:
     """Quantile regression of all critics [n, B, q] against one set of sorted targets [B, m]."""
-    loss = quantile_huber(quantiles, target)
+    loss = quantile_huber(quantiles, target).mean().float()
     return loss, {"loss/critic": loss.detach(), "q/mean": quantiles.detach().mean(), "q/target": target.mean()}
 
 

@@ -284,3 +284,21 @@ class Section(nn.Module):
         for one, two in ((blocks[0], blocks[1]), (blocks[2], blocks[3])):
             x = x + two(F.relu(one(F.relu(x))))
         return x
+
+
+class ChannelNorm(nn.LayerNorm):
+    """LayerNorm over the channels of every pixel of [B, channels, height, width]."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        return super().forward(image.movedim(1, -1)).movedim(-1, 1)
+
+
+def with_layer_norm(encoder: Encoder) -> Encoder:
+    """The same encoder with a LayerNorm behind its features and each convolution but those of residual blocks."""
+    for part in [part for part in encoder.modules() if isinstance(part, Convolutions)]:
+        layers: list[nn.Module] = []
+        for layer in part.layers:
+            layers += [layer, ChannelNorm(layer.out_channels)] if isinstance(layer, nn.Conv2d) else [layer]
+        part.layers = nn.Sequential(*layers)
+        part.norm = part.norm or nn.LayerNorm(part.dim)
+    return encoder

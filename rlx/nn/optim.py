@@ -204,6 +204,55 @@ class RMSprop(Optimizer):
         return {f"square.{i}": square for i, square in enumerate(self.square)}
 
 
+class RAdam(Adam):
+    """Rectified Adam (Liu et al., 2020), arXiv:1908.03265: first steps do not trust a mean square of few gradients.
+
+    With rho_inf = 2 / (1 - beta2) - 1 and rho = rho_inf - 2 t beta2^t / (1 - beta2^t) at step t: where rho > 5, a step
+    is Adam's times sqrt((rho - 4) (rho - 2) rho_inf / ((rho_inf - 4) (rho_inf - 2) rho)). Before that, five steps by
+    default, it is the learning rate times the mean gradient.
+    """
+
+    def __init__(self, params: Iterable[Tensor], lr: float, max_grad_norm: float | None = None):
+        super().__init__(params, lr, max_grad_norm=max_grad_norm)
+        self.steps = torch.zeros((), dtype=torch.float32, device="cpu")  # so that nobody waits for a device to read it
+
+    def _rates(self, step: float) -> tuple[float, float]:
+        """Learning rates of the mean gradient and of the mean gradient over the root of the mean square; one is 0."""
+        beta1, beta2 = self.betas
+        limit, left = 2.0 / (1.0 - beta2) - 1.0, beta2**step
+        rho = limit - 2.0 * step * left / (1.0 - left)
+        rate = self.lr * self.scale / (1.0 - beta1**step)
+        if rho <= 5.0:
+            return rate, 0.0
+        rectified = ((rho - 4.0) * (rho - 2.0) * limit / ((limit - 4.0) * (limit - 2.0) * rho)) ** 0.5
+        return 0.0, rate * rectified * (1.0 - left) ** 0.5
+
+    def _move(self, grads: list[Tensor]) -> None:
+        self.steps += 1
+        if torch.compiler.is_compiling():
+            return self._move_compiled(grads)
+        torch._foreach_lerp_(self.exp_avg, grads, 1.0 - self.betas[0])
+        torch._foreach_mul_(self.exp_avg_sq, self.betas[1])
+        torch._foreach_addcmul_(self.exp_avg_sq, grads, grads, value=1.0 - self.betas[1])
+        plain, rectified = self._rates(self.steps.item())
+        if plain:
+            torch._foreach_add_(self.params, self.exp_avg, alpha=-plain)
+        else:
+            size = torch._foreach_add(torch._foreach_sqrt(self.exp_avg_sq), self.eps)
+            torch._foreach_addcdiv_(self.params, self.exp_avg, size, value=-rectified)
+
+    def prepare(self) -> None:
+        for i, rate in enumerate(self._rates(self.steps.item() + 1.0)):
+            self._numbers[i] = rate
+
+    def _move_compiled(self, grads: list[Tensor]) -> None:
+        plain, rectified = self._numbers.unbind()
+        for param, grad, mean, square in zip(self.params, grads, self.exp_avg, self.exp_avg_sq, strict=True):
+            mean.lerp_(grad, 1.0 - self.betas[0])
+            square.lerp_(grad * grad, 1.0 - self.betas[1])
+            param.sub_(mean * (plain + rectified / (square.sqrt() + self.eps)))
+
+
 @torch.no_grad()
 def polyak(targets: Iterable[Tensor], online: Iterable[Tensor], tau: float) -> None:
     """target <- (1 - tau) * target + tau * online."""

@@ -11,12 +11,15 @@ from golden import Case
 
 import rlx.nn.fused
 from rlx.algos.a2c import A2C, A2CConfig
+from rlx.algos.c51 import C51, C51Config
 from rlx.algos.crossq import CrossQ, CrossQConfig
 from rlx.algos.ddpg import DDPG, DDPGConfig
 from rlx.algos.discrete_sac import DiscreteSAC, DiscreteSACConfig
 from rlx.algos.dqn import DQN, DQNConfig
 from rlx.algos.ppo import PPO, PPOConfig
 from rlx.algos.ppo_lstm import PPOLSTM, PPOLSTMConfig
+from rlx.algos.pqn import PQN, PQNConfig
+from rlx.algos.qr_dqn import QRDQN, QRDQNConfig
 from rlx.algos.redq import REDQ, REDQConfig
 from rlx.algos.sac import SAC, SACConfig
 from rlx.algos.td3 import TD3, TD3Config
@@ -30,6 +33,11 @@ CASES = {
     "ddpg": Case(DDPG, DDPGConfig, 8e-7),
     "dqn": Case(DQN, DQNConfig, 1.2e-7),
     "double_dqn": Case(DQN, DQNConfig, 1.2e-7),
+    "c51": Case(C51, C51Config, 1.2e-7),
+    "c51_rainbow": Case(C51, C51Config, 1.2e-7, [["online", "target"]]),
+    "qr_dqn": Case(QRDQN, QRDQNConfig, 1.2e-7),
+    "pqn": Case(PQN, PQNConfig, 1.2e-7, [["rows"] * 3]),
+    "pqn_authors": Case(PQN, PQNConfig, 1e-5, [["rows"] * 3]),
     "tqc": Case(TQC, TQCConfig, 8e-7, [["next_action", "action"]]),
     "a2c": Case(A2C, A2CConfig, 1.2e-6),
     "a2c_discrete": Case(A2C, A2CConfig, 1.2e-6),
@@ -51,6 +59,8 @@ CASES = {
 def test_the_weights_are_those_of_the_reference(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if name == "crossq_renorm":  # where eps is small, so is the difference of the two formulas
         monkeypatch.setattr(rlx.nn.fused, "RENORM_EPS", 1e-20)
+    if name == "pqn_authors":  # the eps of flax
+        monkeypatch.setattr(rlx.nn.fused, "NORM_EPS", 1e-6)
     golden.check(name, CASES[name])
 
 

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.learning
         ("ppo", "cartpole", 50_000, 475.0),
         ("a2c", "cartpole", 100_000, 475.0),
         ("trpo", "cartpole", 50_000, 475.0),
+        ("pqn", "cartpole", 50_000, 400.0),
         ("ppo", "pendulum", 60_000, -300.0),
     ],
 )

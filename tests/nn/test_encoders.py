@@ -12,6 +12,7 @@ from rlx.config import learners, schemas
 from rlx.errors import UserError
 from rlx.nn.encoders import (
     AutoConfig,
+    ChannelNorm,
     Convolutions,
     DrqConfig,
     Flat,
@@ -26,6 +27,7 @@ from rlx.nn.encoders import (
     impala,
     nature,
     small,
+    with_layer_norm,
 )
 from rlx.types import Batch, Box, Rollout, Spec
 
@@ -197,3 +199,37 @@ def test_a_learner_of_vectors_takes_no_encoder() -> None:
         learners()["bcq"](schemas()["algo/bcq"](), VECTOR, factory)
     learner = learners()["sac"](schemas()["algo/sac"](hidden=[8]), VECTOR, factory)
     assert learner.policy.net.weights[0].shape[0] == 3
+
+
+# -- with LayerNorm
+
+
+def test_channels_are_normalised_pixel_by_pixel() -> None:
+    image = torch.tensor([[[[1.0, 0.0]], [[3.0, 10.0]]]])  # two channels, one row of two pixels
+    found = ChannelNorm(2)(image)
+    torch.testing.assert_close(found, torch.tensor([[[[-1.0, -1.0]], [[1.0, 1.0]]]]), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(("make", "spec", "convolutions"), [
+    (lambda spec: small(SmallConfig(), spec), PICTURE, 1),
+    (lambda spec: nature(NatureConfig(), spec), FRAMES, 3),
+    (lambda spec: impala(ImpalaConfig(), spec), PICTURE, 0),
+    (lambda spec: small(SmallConfig(), spec), DICT, 1),
+])  # fmt: skip
+def test_layer_norm_stands_behind_convolutions_and_features(make: Any, spec: Spec, convolutions: int) -> None:
+    torch.manual_seed(0)
+    encoder = with_layer_norm(make(spec))
+    parts = [part for part in encoder.modules() if isinstance(part, Convolutions)]
+    assert len(parts) == 1
+    layers = list(parts[0].layers)
+    behind = [layers[i + 1] for i, layer in enumerate(layers) if isinstance(layer, nn.Conv2d)]
+    assert len(behind) == convolutions
+    assert all(isinstance(layer, ChannelNorm) for layer in behind)
+    assert isinstance(parts[0].norm, nn.LayerNorm)
+    assert encoder(images(spec, 5)).shape == (5, encoder.dim)
+
+
+def test_layer_norm_leaves_vectors_as_they_are() -> None:
+    encoder = with_layer_norm(auto(AutoConfig(), VECTOR))
+    assert isinstance(encoder, Flat)
+    assert not list(encoder.parameters())

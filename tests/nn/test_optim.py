@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rlx.errors import UserError
 from rlx.nn.heads import Critic, Deterministic
 from rlx.nn.mlp import MLP
-from rlx.nn.optim import Adam, RMSprop, polyak, target_of
+from rlx.nn.optim import Adam, RAdam, RMSprop, polyak, target_of
 
 
 @pytest.fixture(autouse=True)
@@ -69,20 +69,21 @@ def test_minimize_touches_its_own_parameters_only() -> None:
     assert all(p.grad is None for p in [*critic.parameters(), *actor.parameters()])
 
 
-def test_the_state_of_adam_is_complete() -> None:
+@pytest.mark.parametrize("optimizer", [Adam, RAdam])
+def test_the_state_of_adam_is_complete(optimizer: type[Adam]) -> None:
     def run(adam: Adam, weight: Tensor, n: int) -> None:
         for _ in range(n):
             adam.minimize((weight - 1.0).square().sum())
 
     weight = nn.Parameter(torch.zeros(3))
-    adam = Adam([weight], 0.1)
+    adam = optimizer([weight], 0.1)
     run(adam, weight, 3)
     other = nn.Parameter(weight.detach().clone())
-    resumed = Adam([other], 0.1)
+    resumed = optimizer([other], 0.1)
     for name, tensor in resumed.tensors().items():
         tensor.copy_(adam.tensors()[name])
-    run(adam, weight, 3)
-    run(resumed, other, 3)
+    run(adam, weight, 4)
+    run(resumed, other, 4)
     assert torch.equal(weight, other)
 
 
@@ -98,6 +99,29 @@ def test_rmsprop_is_that_of_torch() -> None:
     optimizer.scale = 0.0
     optimizer.step([torch.ones(2)])
     torch.testing.assert_close(ours, theirs.detach())
+
+
+def test_radam_is_that_of_torch() -> None:
+    """The first five steps go down the mean gradient, the others are rectified."""
+    ours, theirs = torch.tensor([1.0, -2.0]), nn.Parameter(torch.tensor([1.0, -2.0]))
+    optimizer, reference = RAdam([ours], lr=0.1), torch.optim.RAdam([theirs], lr=0.1)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(40):
+        grad = torch.randn(2, generator=generator)
+        optimizer.step([grad])
+        theirs.grad = grad
+        reference.step()
+        torch.testing.assert_close(ours, theirs.detach())
+    optimizer.scale = 0.0
+    optimizer.step([torch.ones(2)])
+    torch.testing.assert_close(ours, theirs.detach())
+
+
+def test_radam_by_hand() -> None:
+    """rho_1 = 1: the first step is the learning rate times the gradient, however large that is."""
+    weight = torch.tensor([1.0, 1.0])
+    RAdam([weight], lr=0.5).step([torch.tensor([2.0, -4.0])])
+    assert weight.tolist() == pytest.approx([0.0, 3.0], abs=1e-6)
 
 
 def test_a_learning_rate_is_positive() -> None:
