@@ -1,4 +1,4 @@
-"""DrQ-v2 (Yarats et al., 2022), arXiv:2107.09645: DDPG from pixels, with twin critics, n-step returns and moved pictures.
+"""DrQ-v2 (Yarats et al., 2022), arXiv:2107.09645: DDPG from pixels that are moved at random, with twin critics.
 
     critic   y = r + discount * (1 - terminated) * min_i Q_i'(h(s'), a'),  a' = pi(h(s')) + clipped noise
              min sum_i (Q_i(h(s), a) - y)^2 by the critics and by the encoder h

@@ -83,7 +83,7 @@ def load(name: str) -> Golden:
 
 
 def spec_of(sizes: dict[str, Any]) -> Spec:
-    """{"obs": 4, "box": 2} or {"obs": 4, "discrete": 3}; {"image": [2, 16, 16], ...} where observations are pictures."""
+    """{"obs": 4, "box": 2} or {"obs": 4, "discrete": 3}; {"image": [2, 16, 16], ...} for pictures."""
     shape = tuple(sizes["image"]) if "image" in sizes else (sizes["obs"],)
     dtype = "uint8" if "image" in sizes else "float32"
     if "discrete" in sizes:

@@ -30,6 +30,7 @@ from rlx.algos.trpo import TRPO, TRPOConfig
 from rlx.nn.encoders import DrqConfig, drq
 
 CROSSQ_DRAWS = [["next_action"], ["next_action"], ["next_action", "action"]]
+SMALL_DRQ = partial(drq, DrqConfig(channels=4, dim=6))
 CASES = {
     "sac": Case(SAC, SACConfig, 2e-6, [["next_action", "action"]]),
     "td3": Case(TD3, TD3Config, 8e-7, [["smoothing"]]),
@@ -42,7 +43,7 @@ CASES = {
     "pqn": Case(PQN, PQNConfig, 1.2e-7, [["rows"] * 3]),
     "pqn_authors": Case(PQN, PQNConfig, 1e-5, [["rows"] * 3]),
     "drq_v2": Case(
-        DrQV2, DrQV2Config, 1e-6, [["next_action", "action"]], encoder=partial(drq, DrqConfig(channels=4, dim=6))
+        DrQV2, DrQV2Config, 1e-6, [["next_action", "action"]], encoder=SMALL_DRQ
     ),
     "tqc": Case(TQC, TQCConfig, 8e-7, [["next_action", "action"]]),
     "a2c": Case(A2C, A2CConfig, 1.2e-6),
