@@ -113,7 +113,7 @@ class QNetwork(MLP):
 
 class DQN(Learner):
     actions = ("discrete",)
-    regimes = ("off_policy", "offline_to_online", "offline")
+    regimes: tuple[str, ...] = ("off_policy", "offline_to_online", "offline")
     images = True
     prioritized = True
     cfg: DQNConfig
