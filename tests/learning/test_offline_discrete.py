@@ -87,7 +87,8 @@ def test_balances_better_than_a_clumsy_controller(algo: str, tmp_path: Path) -> 
 def test_keeps_up_with_real_experts(algo: str, tmp_path: Path, shared_data: Path) -> None:
     path = shared_data / "cartpole-imitation-expert.npz"
     behaviour = load_transition_dataset(path).returns().mean()
-    assert train(tmp_path / "run", algo, "cartpole", path, *SMALL, *VECTORS[algo]) > behaviour - 50.0
+    own = ("algo.threshold=0.7",) if algo == "discrete_bcq" else ()  # what experts seldom do is most often wrong
+    assert train(tmp_path / "run", algo, "cartpole", path, *SMALL, *VECTORS[algo], *own) > behaviour - 50.0
 
 
 @every_algorithm
