@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check lint clean
+.PHONY: demo native test check lint clean
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
@@ -17,6 +17,9 @@ BIN := .venv/bin
 
 demo: .venv/.installed          ## train RLPD on Pendulum with prior data, about two minutes
 	$(BIN)/python -m rlx algo=rlpd env=pendulum dataset=minari
+
+native: .venv/.installed        ## build the native nodes, which make runs faster; takes a C++ compiler
+	$(BIN)/python -m rlx build-native
 
 test: .venv/.installed-dev      ## all tests
 	$(BIN)/python -m pytest -n 2 --dist worksteal

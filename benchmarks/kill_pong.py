@@ -2,7 +2,7 @@
 
     python benchmarks/kill_pong.py --steps 50000 --folder pong
 
-Both runs learn by DQN with a small network and compressed checkpoints of a replay of frames. They are the same if what
+Both runs learn by DQN with a small network, and their checkpoints hold a replay of frames. They are the same if what
 benchmarks/kill_and_resume.py compares is the same. The folder keeps what is done, and the same command goes on.
 """
 

@@ -152,7 +152,7 @@ MUTANTS: dict[str, list[Mutant]] = {
     )
     + of(
         "nn/optim.py",
-        ("vector_norm(self._places.vector)", "vector_norm(self._places.vector, 1)", "another norm"),
+        ("linalg.vector_norm(vector)", "linalg.vector_norm(vector, 1)", "another norm"),
         (").clamp_(max=1.0))", "))", "small gradients grow"),
     ),
     "c51": of(
@@ -324,7 +324,7 @@ MUTANTS: dict[str, list[Mutant]] = {
         ("action.expand(2, -1).unsqueeze(-1)", "(0 * action).expand(2, -1).unsqueeze(-1)", "always the first action"),
         ("super().__init__(reads, actions, hidden, 2, init, final_gain)",
          "super().__init__(reads, actions, hidden, 2)", "the start is ignored"),
-        ("self.distribution(plain_mlp(self.net.encode(obs), self.net.layers(), self.net.activation))", "self(obs)",
+        ("self.distribution(run_mlp(self.net.encode(obs), None, self.net.layers(), self.net.activation))", "self(obs)",
          "dropout when acting"),
         ("choice.sample() if explore else choice.mode()", "choice.mode() if explore else choice.sample()",
          "explores where it should not"),
@@ -391,7 +391,7 @@ MUTANTS: dict[str, list[Mutant]] = {
     )
     + of(
         "nn/optim.py",
-        ("vector_norm(self._places.vector)", "vector_norm(self._places.vector, 1)", "another norm"),
+        ("linalg.vector_norm(vector)", "linalg.vector_norm(vector, 1)", "another norm"),
         (").clamp_(max=1.0))", "))", "small gradients grow"),
     )
     + of(
@@ -429,10 +429,10 @@ MUTANTS: dict[str, list[Mutant]] = {
         ("[:, :-1], after[:, -1:]], 1)", "[:, :-1], value[:, -1:]], 1)", "the last step bootstraps from itself"),
         ("list(stretches(ended, final=True)), rollout.carry)",
          "list(stretches(ended, final=True)), self.actor.initial(lanes))", "old values forget what was before"),
-        ("list(stretches(ended)), carry), *columns)",
-         "list(stretches(ended)), self.actor.initial(len(ended))), *columns)", "learning forgets what was before"),
-        ("list(stretches(ended)), carry), *columns)",
-         "list(stretches(torch.zeros_like(ended))), carry), *columns)", "no reset within a rollout"),
+        ("list(stretches(ended)), carry), *columns\n",
+         "list(stretches(ended)), self.actor.initial(len(ended))), *columns\n", "learning forgets what was before"),
+        ("list(stretches(ended)), carry), *columns\n",
+         "list(stretches(torch.zeros_like(ended))), carry), *columns\n", "no reset within a rollout"),
         ("torch.maximum(rollout.terminated, rollout.truncated) > 0", "rollout.terminated > 0",
          "the state goes on over truncations"),
         ("return seen[0], seen[-1]", "return seen[-1], seen[0]", "policy and critic swap their memories"),
@@ -586,7 +586,7 @@ MUTANTS: dict[str, list[Mutant]] = {
         ("- self.log_std).detach()", "- self.log_std)", "no gradient beyond the bound"),
         ("DiagGaussian(torch.tanh(self.net(obs)), bounded)", "DiagGaussian(self.net(obs), bounded)", "no tanh"),
         (".sample().clamp_(-1.0, 1.0)", ".sample()", "samples leave the box"),
-        ("mean = torch.tanh(plain_mlp(self.net.encode(obs), self.net.layers(), self.net.activation))",
+        ("mean = torch.tanh(run_mlp(self.net.encode(obs), None, self.net.layers(), self.net.activation))",
          "mean = torch.tanh(self.net(obs))", "dropout when acting"),
         ("(-5.0, 2.0)", "(-20.0, 2.0)", "no floor of the std"),
         ("choice.sample() if explore else choice.mode()", "choice.mode()", "no exploration"),

@@ -20,25 +20,20 @@ from typing import Any
 
 import numpy as np
 
+from rlx.report import statistics
+
 OUT = Path(__file__).parent.parent / "docs" / "benchmarks"
 Points = list[list[float]]  # [step, mean return] of each evaluation
 
 
 def iqm(values: np.ndarray) -> float:
     """Mean of the middle half (Agarwal et al., 2021, arXiv:2108.13264), fractional ends included."""
-    ordered = np.sort(np.asarray(values, float))
-    n = len(ordered)
-    cut = n / 4
-    weights = np.clip(np.minimum(np.arange(1, n + 1) - cut, n - cut - np.arange(n)), 0, 1)
-    return float((weights * ordered).sum() / weights.sum())
+    return float(statistics.iqm(values))
 
 
-def interval(values: np.ndarray, draws: int = 2000, level: float = 0.95) -> tuple[float, float]:
-    """Percentile bootstrap of the IQM over runs."""
-    rng = np.random.default_rng(0)
-    values = np.asarray(values, float)
-    found = [iqm(values[rng.integers(0, len(values), len(values))]) for _ in range(draws)]
-    low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2])
+def interval(values: np.ndarray) -> tuple[float, float]:
+    """95 % percentile bootstrap of the IQM over runs."""
+    low, high = statistics.percentiles(statistics.iqm(statistics.resample([values])[0]))
     return float(low), float(high)
 
 

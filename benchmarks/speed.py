@@ -1,14 +1,17 @@
 """Updates per second of our learners, side by side with other libraries and with the bare matrix products.
 
-    python benchmarks/speed.py [case ...] [--threads 1 2] [--rounds 3] [--seconds 2] [--peer-python PYTHON ...]
-                               [--against LIBRARY ...] [--compiled] [--cpu-time]
+    python benchmarks/speed.py [case ...] [--widths 64 256] [--threads 1 2] [--rounds 3] [--seconds 2]
+                               [--peer-python PYTHON ...] [--against LIBRARY ...] [--ours KIND ...] [--cpu-time]
 
-Every measurement is a process of its own, since thread counts are global to a process; the contestants take turns, and
-what counts is the best of the rounds. All of them learn on the CPU from random transitions (obs 17, action 6, batch
-256, 2 x 256; DQN: obs 4, 2 actions, batch 32). An update includes the sampling of its minibatch; as d3rlpy spends much
+Every measurement is a process of its own, since thread counts are global to a process, and the contestants take turns.
+Shown are the best rate of each and, in brackets, the median over the rounds of how many times as fast the first of ours
+was in the same round, with its spread. All of them learn on the CPU from random transitions (obs 17, action 6, batch
+256, two layers of each width; DQN: obs 4, 2 actions, batch 32). Ours are `native`, `python` (native=false) and
+`compiled` (algo.compile=true). An update includes the sampling of its minibatch; as d3rlpy spends much
 of its time on that, `d3rlpy_drawn` is d3rlpy on minibatches that were drawn beforehand. With UTD 20, and in a burst of
 128 as RL Zoo has it for DQN, the updates are asked for in one call. `gemm` runs the matrix products of one update of
-the algorithm and nothing else.
+the algorithm and nothing else, by the library that torch comes with. The sbx of REDQ and RLPD values the next state
+by all ten critics and ours by two: `redq_all` and `rlpd_all` do the same work as it does.
 
 The other libraries come from PyPI: pip install stable-baselines3 sb3-contrib sbx-rl tianshou d3rlpy, here or in
 environments that `--peer-python` names. A library that is not installed is left out, and said so. Where other work
@@ -22,6 +25,7 @@ import importlib
 import itertools
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -30,7 +34,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-ROWS, WIDTH = 10_000, 256
+ROWS = 10_000
 FIRST_CALLS = 8  # before the clock starts: all variants of an update have then been compiled
 Call = Callable[[], Any]
 
@@ -42,6 +46,7 @@ class Case(NamedTuple):
     actions: int = 6  # dimensions, or the number of choices
     discrete: bool = False
     batch_size: int = 256
+    width: int = 256  # of both layers
     updates: int = 1  # per call: the updates per env step
     peers: tuple[str, ...] = ()
     algo: str | None = None  # where the case is not called by it
@@ -55,6 +60,8 @@ CASES = {
     "crossq": Case(peers=("sb3_contrib", "sbx")),
     "redq": Case(updates=20, peers=("gemm", "sbx")),
     "rlpd": Case(updates=20, peers=("gemm", "sbx")),
+    "redq_all": Case(updates=20, peers=("sbx",), algo="redq"),
+    "rlpd_all": Case(updates=20, peers=("sbx",), algo="rlpd"),
     "dqn": Case(
         obs=4,
         actions=2,
@@ -77,12 +84,13 @@ CASES = {
 # where defaults differ: two critics in TQC, all networks of the same width, as many samples, no warm-up
 OURS: dict[str, dict[str, Any]] = {
     "tqc": {"critics": 2},
-    "crossq": {"critic_hidden": [WIDTH, WIDTH]},
     "cql": {"bc_updates": 0},
     "cal_ql": {"bc_updates": 0},
-    "bcq": {"vae_hidden": [WIDTH, WIDTH]},
-    "bear": {"vae_hidden": [WIDTH, WIDTH], "warmup_updates": 0},
+    "bear": {"warmup_updates": 0},
+    "redq_all": {"subset": 10},
+    "rlpd_all": {"subset": 10},
 }
+WIDE = {"crossq": "critic_hidden", "bcq": "vae_hidden", "bear": "vae_hidden"}  # networks besides `hidden`
 THEIRS: dict[str, dict[str, Any]] = {  # of d3rlpy
     "bcq": {"n_action_samples": 10},
     "bear": {"warmup_steps": 0, "n_mmd_action_samples": 5},
@@ -102,12 +110,16 @@ def transitions(case: Case) -> dict[str, np.ndarray]:
     }
 
 
-def rlx(name: str, case: Case, compile: bool = False) -> Call:
+def rlx(name: str, case: Case, compile: bool = False, native: bool = False) -> Call:
     from rlx.data.replay import Replay, ReplayConfig
+    from rlx.nn.native.choose import use_native
     from rlx.system import keep_freed_memory
     from rlx.types import Spec
 
     keep_freed_memory()
+    use_native(native)
+    settings = OURS.get(name, {}) | ({WIDE[name]: [case.width] * 2} if name in WIDE else {})
+    name = case.algo or name
     module = importlib.import_module(f"rlx.algos.{name}")
     config = next(c for c in vars(module).values() if getattr(c, "_target_", "").startswith(f"{module.__name__}."))
     kind = {"action_kind": "discrete", "action_shape": (), "action_sizes": (case.actions,)}
@@ -115,7 +127,7 @@ def rlx(name: str, case: Case, compile: bool = False) -> Call:
         n = case.actions
         kind = {"action_kind": "box", "action_shape": (n,), "action_low": (-1.0,) * n, "action_high": (1.0,) * n}
     spec = Spec("bench", (case.obs,), "float32", **kind)
-    cfg = config(batch_size=case.batch_size, hidden=[WIDTH, WIDTH], compile=compile, **OURS.get(name, {}))
+    cfg = config(batch_size=case.batch_size, hidden=[case.width] * 2, compile=compile, **settings)
     learner = getattr(module, config._target_.rsplit(".", 1)[1])(cfg, spec)
     replay = Replay(ReplayConfig(capacity=ROWS), spec, 1, cfg.discount, seed=0, mc_return=learner.needs_mc_return)
     replay.add(**transitions(case))
@@ -125,6 +137,10 @@ def rlx(name: str, case: Case, compile: bool = False) -> Call:
             learner.update(batch)
 
     return call
+
+
+def rlx_native(name: str, case: Case) -> Call:
+    return rlx(name, case, native=True)
 
 
 def rlx_compiled(name: str, case: Case) -> Call:
@@ -152,7 +168,8 @@ def of_the_sb3_family(library: str, name: str, case: Case, **policy: Any) -> Cal
     from stable_baselines3.common.logger import Logger
 
     algorithm = getattr(importlib.import_module(library), "CrossQ" if name == "crossq" else name.upper())
-    extra = {"batch_size": case.batch_size, "buffer_size": ROWS, "policy_kwargs": {"net_arch": [WIDTH] * 2} | policy}
+    policy["net_arch"] = [case.width] * 2
+    extra = {"batch_size": case.batch_size, "buffer_size": ROWS, "policy_kwargs": policy}
     if name == "sac" and case.updates > 1:
         extra["policy_delay"] = case.updates
     model = algorithm("MlpPolicy", fake_env(case), **extra)
@@ -166,7 +183,7 @@ def of_the_sb3_family(library: str, name: str, case: Case, **policy: Any) -> Cal
 
 
 def sb3(name: str, case: Case) -> Call:
-    return of_the_sb3_family("stable_baselines3", name, case)
+    return of_the_sb3_family("stable_baselines3", case.algo or name, case)
 
 
 def sb3_contrib(name: str, case: Case) -> Call:
@@ -175,6 +192,7 @@ def sb3_contrib(name: str, case: Case) -> Call:
 
 def sbx(name: str, case: Case) -> Call:
     """REDQ and RLPD are its SAC with ten critics and a delayed policy; it takes the minimum over all ten."""
+    name = case.algo or name
     if name in ("redq", "rlpd"):
         return of_the_sb3_family("sbx", "sac", case, n_critics=10, layer_norm=name == "rlpd")
     return of_the_sb3_family("sbx", name, case)
@@ -189,7 +207,7 @@ def tianshou(name: str, case: Case) -> Call:
     net = importlib.import_module("tianshou.utils.net.common").Net
     adam = importlib.import_module("tianshou.algorithm.optim").AdamOptimizerFactory
     training = importlib.import_module("tianshou.utils.torch_utils").policy_within_training_step
-    space, hidden = fake_env(case).action_space, [WIDTH, WIDTH]
+    space, hidden = fake_env(case).action_space, [case.width] * 2
     body = net(state_shape=case.obs, hidden_sizes=hidden)
     optimizers = {"policy_optim": adam(), "critic_optim": adam()}
 
@@ -259,7 +277,7 @@ def passes(name: str, case: Case) -> list[list[Pass]]:
     obs, act = case.obs, case.actions
 
     def net(inputs: int, outputs: int, members: int, kind: str, rows: int = 1) -> Pass:
-        return (inputs, WIDTH, WIDTH, outputs), members, kind, rows
+        return (inputs, case.width, case.width, outputs), members, kind, rows
 
     def critic(kind: str, n: int = 2, outputs: int = 1, rows: int = 1) -> Pass:
         return net(obs + act, outputs, n, kind, rows)
@@ -295,6 +313,8 @@ def passes(name: str, case: Case) -> list[list[Pass]]:
 def gemm(name: str, case: Case) -> Call:
     import torch
 
+    name = case.algo or name
+
     def products(sizes: tuple[int, ...], members: int, kind: str, rows: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         found, n = [], rows * case.batch_size
         for i, (a, b) in enumerate(itertools.pairwise(sizes)):
@@ -321,8 +341,9 @@ def gemm(name: str, case: Case) -> Call:
 
 
 CONTESTANTS: dict[str, Callable[[str, Case], Call]] = {
-    "rlx": rlx,
-    "rlx_compiled": rlx_compiled,
+    "native": rlx_native,
+    "python": rlx,
+    "compiled": rlx_compiled,
     "gemm": gemm,
     "sb3": sb3,
     "sb3_contrib": sb3_contrib,
@@ -331,10 +352,11 @@ CONTESTANTS: dict[str, Callable[[str, Case], Call]] = {
     "d3rlpy": d3rlpy,
     "d3rlpy_drawn": d3rlpy_drawn,
 }
+KINDS = ("native", "python", "compiled")  # of ours
 PEERS = ("sb3", "sb3_contrib", "sbx", "tianshou", "d3rlpy", "d3rlpy_drawn")
 
 
-def work(contestant: str, name: str, threads: int, seconds: float, clock: Callable[[], float]) -> None:
+def work(contestant: str, name: str, width: int, threads: int, seconds: float, clock: Callable[[], float]) -> None:
     """Measure one contestant in this process and print what was found as JSON."""
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
     if hasattr(os, "sched_setaffinity"):  # the only limit that every library obeys
@@ -344,8 +366,8 @@ def work(contestant: str, name: str, threads: int, seconds: float, clock: Callab
 
         torch.set_num_threads(threads)
         torch.manual_seed(0)
-        case = CASES[name]
-        call = CONTESTANTS[contestant](case.algo or name, case)
+        case = CASES[name]._replace(width=width)
+        call = CONTESTANTS[contestant](name, case)
     except ImportError as error:
         print(json.dumps({"skipped": str(error)}))
         return
@@ -364,12 +386,13 @@ def work(contestant: str, name: str, threads: int, seconds: float, clock: Callab
     print(json.dumps({"rate": best}))
 
 
-def measure(contestant: str, name: str, threads: int, args: argparse.Namespace) -> dict[str, Any]:
+def measure(contestant: str, name: str, width: int, threads: int, args: argparse.Namespace) -> dict[str, Any]:
     """By the first interpreter that has the library."""
     found: dict[str, Any] = {}
     for python in args.peer_python if contestant in PEERS else [sys.executable]:
         command = [python, __file__, "--work", contestant, name]
-        command += ["--threads", str(threads), "--seconds", str(args.seconds), *["--cpu-time"] * args.cpu_time]
+        command += ["--widths", str(width), "--threads", str(threads), "--seconds", str(args.seconds)]
+        command += ["--cpu-time"] * args.cpu_time
         run = subprocess.run(command, capture_output=True, text=True, check=False)
         if run.returncode != 0:
             return {"skipped": f"failed: {run.stderr.strip().splitlines()[-1]}"}
@@ -379,43 +402,51 @@ def measure(contestant: str, name: str, threads: int, args: argparse.Namespace) 
     return found
 
 
-def compete(args: argparse.Namespace) -> dict[tuple[str, int], dict[str, float]]:
-    """Best rate of every contestant, by case and threads; contestants take turns within each round."""
-    rates: dict[tuple[str, int], dict[str, float]] = {}
+Place = tuple[str, int, int]  # case, width, threads
+
+
+def compete(args: argparse.Namespace) -> dict[Place, dict[str, list[float]]]:
+    """The rates of every contestant, round by round; contestants take turns within each round."""
+    rates: dict[Place, dict[str, list[float]]] = {}
     skipped: dict[tuple[str, str], str] = {}
-    ours = ("rlx", "rlx_compiled") if args.compiled else ("rlx",)
-    for _, threads, name in itertools.product(range(args.rounds), args.threads, args.cases):
-        for contestant in (*ours, *(peer for peer in CASES[name].peers if peer in args.against)):
+    for _, threads, width, name in itertools.product(range(args.rounds), args.threads, args.widths, args.cases):
+        for contestant in (*args.ours, *(peer for peer in CASES[name].peers if peer in args.against)):
             if (contestant, name) in skipped:
                 continue
-            found = measure(contestant, name, threads, args)
+            found = measure(contestant, name, width, threads, args)
             if "skipped" in found:
                 skipped[contestant, name] = found["skipped"]
                 print(f"{contestant} is left out of {name}: {found['skipped']}", file=sys.stderr)
                 continue
-            print(f"{name}, threads {threads}: {contestant} {found['rate']:.1f}", file=sys.stderr, flush=True)
-            best = rates.setdefault((name, threads), {})
-            best[contestant] = max(best.get(contestant, 0.0), found["rate"])
+            place = f"{name}, 2 x {width}, threads {threads}"
+            print(f"{place}: {contestant} {found['rate']:.1f}", file=sys.stderr, flush=True)
+            rates.setdefault((name, width, threads), {}).setdefault(contestant, []).append(found["rate"])
     return rates
 
 
-def table(rates: dict[tuple[str, int], dict[str, float]]) -> str:
-    """Markdown: updates/s, and in brackets how many times faster we are."""
+def table(rates: dict[Place, dict[str, list[float]]]) -> str:
+    """Markdown: updates/s, and in brackets how many times as fast the first of ours is."""
     columns = [c for c in CONTESTANTS if any(c in found for found in rates.values())]
-    lines = [f"| case | threads | {' | '.join(columns)} |", "|---" * (len(columns) + 2) + "|"]
-    for (name, threads), found in sorted(rates.items()):
+    lines = [f"| case | layers | threads | {' | '.join(columns)} |", "|---" * (len(columns) + 3) + "|"]
+    for (name, width, threads), found in sorted(rates.items()):
+        first, *_ = found
         cells = []
         for column in columns:
-            rate = found.get(column)
-            ratio = "" if column == "rlx" or not rate or "rlx" not in found else f" ({found['rlx'] / rate:.2f}x)"
-            cells.append("-" if rate is None else f"{rate:.0f}{ratio}")
-        lines.append(f"| {name} | {threads} | {' | '.join(cells)} |")
+            theirs = found.get(column)
+            if theirs is None:
+                cells.append("-")
+                continue
+            ratios = [ours / rate for ours, rate in zip(found[first], theirs, strict=True)]
+            spread = f" ({statistics.median(ratios):.2f}x, {min(ratios):.2f} to {max(ratios):.2f})"
+            cells.append(f"{max(theirs):.0f}{'' if column == first else spread}")
+        lines.append(f"| {name} | 2 x {width} | {threads} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", help=f"of {', '.join(CASES)}; all where none is named")
+    parser.add_argument("--widths", type=int, nargs="+", default=[64, 256], help="of the hidden layers")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=2.0, help="of measuring per process")
@@ -423,13 +454,13 @@ def main() -> None:
         "--peer-python", nargs="+", default=[sys.executable], help="interpreters that have the other libraries"
     )
     parser.add_argument("--against", nargs="*", choices=("gemm", *PEERS), default=("gemm", *PEERS))
-    parser.add_argument("--compiled", action="store_true", help="measure ours with compile=true, too")
+    parser.add_argument("--ours", nargs="+", choices=KINDS, default=["native", "python"])
     parser.add_argument("--cpu-time", action="store_true", help="count processor time; for one thread")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.work:
         clock = time.process_time if args.cpu_time else time.perf_counter
-        work(args.cases[0], args.cases[1], args.threads[0], args.seconds, clock)
+        work(args.cases[0], args.cases[1], args.widths[0], args.threads[0], args.seconds, clock)
         return
     unknown = sorted(set(args.cases) - set(CASES))
     if unknown:

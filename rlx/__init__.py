@@ -11,7 +11,10 @@ What there is:
 
     train, resume               run experiments; each returns a Result
     evaluate, load, predict     use what was trained
+    watch                       see it at work in a window; evaluate(..., video="x.mp4") records it
+    export                      a folder with an ONNX graph, or the weights, for other tools
     collect, inspect_data       make a Minari dataset from a policy; look into a dataset
+    runs                        the runs below a folder and their metrics, as plain columns
     load_transition_dataset     a TransitionDataset from a file, a run or a Minari id
     Result, Policy, TransitionDataset, UserError, RunFailed
 
@@ -28,7 +31,8 @@ if TYPE_CHECKING:
     from rlx.data.sources import load_transition_dataset
     from rlx.errors import RunFailed, UserError
     from rlx.policy import Policy
-    from rlx.workflows import Result, collect, evaluate, inspect_data, load, predict, resume, train
+    from rlx.report.tables import runs
+    from rlx.workflows import Result, collect, evaluate, export, inspect_data, load, predict, resume, train, watch
 
 __version__ = "0.1.0"
 
@@ -39,8 +43,11 @@ _HOMES = {
     "evaluate": "rlx.workflows",
     "predict": "rlx.workflows",
     "load": "rlx.workflows",
+    "watch": "rlx.workflows",
+    "export": "rlx.workflows",
     "collect": "rlx.workflows",
     "inspect_data": "rlx.workflows",
+    "runs": "rlx.report.tables",
     "load_transition_dataset": "rlx.data.sources",
     "Result": "rlx.workflows",
     "Policy": "rlx.policy",
@@ -56,12 +63,15 @@ __all__ = [
     "UserError",
     "collect",
     "evaluate",
+    "export",
     "inspect_data",
     "load",
     "load_transition_dataset",
     "predict",
     "resume",
+    "runs",
     "train",
+    "watch",
 ]
 
 

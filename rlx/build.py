@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from rlx.agent import LearnerAgent
 from rlx.callbacks.bus import Callback, CallbackBus
-from rlx.checkpoint import DamagedCheckpoint, find_checkpoint, read_folder
+from rlx.checkpoint import EXPORT, CheckpointData, DamagedCheckpoint, find_checkpoint, read_folder
 from rlx.collectors import Collector, LocalConfig
 from rlx.config import (
     PYTHON,
@@ -45,9 +45,11 @@ from rlx.envs import for_training, make_env, make_vector_env, probe, spec_of
 from rlx.envs.factory import EnvConfig
 from rlx.envs.vector import VectorEnv
 from rlx.errors import UserError, shown
+from rlx.exports.folder import read_export
 from rlx.given import NOTHING, EnvLike, Given
 from rlx.learner import Learner
 from rlx.nn.encoders import AutoConfig
+from rlx.nn.native.choose import use_as_saved
 from rlx.reporting import counted
 from rlx.restoring import check_like, restoring
 from rlx.rewards import RewardTransform
@@ -124,6 +126,7 @@ def _build(cfg: DictConfig, folder: Path, given: Given, progress: bool, opened: 
         replay=replay,
         prior=prior,
         dataset=dataset,
+        env_config=env_cfg if simulator else None,
         augment=make_augment(cfg, spec, learner),
         trust=cfg.trust,
     )
@@ -186,7 +189,7 @@ def load_prior(
         learner.set_normalizer(torch.from_numpy(mean), torch.from_numpy(std))
     if learner.needs_returns:
         if not np.array_equal(dataset.reward, dataset.raw_reward):
-            raise UserError(f"algo={cfg.algo.name} is told returns in the env's units; use reward=identity.")
+            raise UserError(f"algo={cfg.algo.name} is one_line returns in the env's units; use reward=identity.")
         learner.set_returns(torch.from_numpy(dataset.returns()))
     if learner.reads is Windows:
         return dataset, WindowReader(dataset, learner.window, int(cfg.seed))
@@ -259,23 +262,36 @@ def env_spec(cfg: EnvConfig, trust: Sequence[str] = ()) -> Spec:
 # -- from a checkpoint to a learner that acts --------------------------------------------------------------------------
 
 
-def restore_learner(path: str | Path, trust: tuple[str, ...]) -> tuple[Learner, DictConfig]:
-    trust = module_names(trust)
+def read_saved(path: str | Path) -> CheckpointData:
+    """The checkpoint meant by a path, or an exported policy in the place of one."""
     folder = find_checkpoint(Path(path))
     try:
-        saved = read_folder(folder)
+        return read_export(folder) if (folder / EXPORT).is_file() else read_folder(folder)
     except DamagedCheckpoint as error:
         raise UserError(f"{folder} is damaged ({error}); use another checkpoint of the run.") from error
+
+
+def restore_learner(path: str | Path, trust: tuple[str, ...]) -> tuple[Learner, DictConfig]:
+    return learner_of(read_saved(path), trust)
+
+
+def learner_of(saved: CheckpointData, trust: tuple[str, ...]) -> tuple[Learner, DictConfig]:
+    """A learner that acts, and the config that it was trained with."""
+    trust = module_names(trust)
     cfg = load_config(saved.config, (), trust, use=("algo", "env", "encoder"))
     learner_class(cfg)
+    folder = saved.path or Path()
+    use_as_saved(saved.state.get("native", False))
     with restoring(folder):
         check_spec(cfg, saved.spec)
         tensors = saved.tensors["learner"]
-        limit = 2 * sum(tensor.nbytes for tensor in tensors.values()) + 2**26  # which all of the learner's are among
+        whole = any(not name.startswith("model.") for name in tensors)  # has it optimizers, two numbers per weight?
+        size = sum(tensor.nbytes for tensor in tensors.values()) * (1 if whole else 3)
+        limit = 2 * size + 2**26  # which all of the learner's are among
         with Allocation(limit, f"The config of {folder} describes larger networks than its tensors are from."):
             learner = make_learner(cfg, saved.spec, trust)
         check_like(saved.state["learner"], learner.counters(), "learner")
-        learner.load_tensors(tensors)
+        learner.load_tensors(tensors, whole)
         learner.load_counters(saved.state["learner"])
         learner.eval()
         with seeded(0, torch.device("cpu")):  # some values are read by acting alone
@@ -288,6 +304,14 @@ def restore_to_act(
     path: str | Path, trust: tuple[str, ...], env: EnvLike | None = None, episodes: int = 10
 ) -> tuple[Learner, DictConfig, VectorEnv, str]:
     """As `restore_learner`, with envs to run the policy in, those of the run or those that are given, and their id."""
+    learner, cfg, env_cfg, lanes = restore_with_env(path, trust, env)
+    return learner, cfg, make_vector_env(env_cfg, min(episodes, lanes), trust=module_names(trust)), env_cfg.id
+
+
+def restore_with_env(
+    path: str | Path, trust: tuple[str, ...], env: EnvLike | None = None
+) -> tuple[Learner, DictConfig, EnvConfig, int]:
+    """As `restore_learner`, with how to make envs to run the policy in, and how many there may be at a time."""
     trust = module_names(trust)
     learner, cfg = restore_learner(path, trust)
     given = Given.of(env, None)
@@ -298,13 +322,13 @@ def restore_to_act(
                 env_cfg, kwargs={}, wrappers={}, vectorization="auto", step_timeout=None, max_episode_steps=None
             )
         check_same_env(learner.spec, env_spec(env_cfg))
-        return learner, cfg, make_vector_env(env_cfg, 1 if given.env.single else min(episodes, 10)), given.env.id
+        return learner, cfg, env_cfg, 1 if given.env.single else 10
     refuse_foreign_env(cfg, trust)
     if cfg.env.id == NO_ENV:
         raise UserError("This policy was trained with env=none: there is no simulator to run it in.")
     env_cfg = given.env_config(cfg)
     check_same_env(learner.spec, env_spec(env_cfg, trust))
-    return learner, cfg, make_vector_env(env_cfg, min(episodes, 10), trust), str(cfg.env.id)
+    return learner, cfg, env_cfg, 10
 
 
 def check_same_env(saved: Spec, spec: Spec) -> None:

@@ -55,6 +55,7 @@ log = logging.getLogger("rlx")
 FORMAT = 3
 PACKED, LEVEL = ".zst", 3  # of replay segments that are compressed by Zstandard
 MOST_FILES = 64  # of a checkpoint; there are about six
+EXPORT = "policy.json"  # what the folder of an exported policy has in the place of a manifest, see `rlx.exports`
 
 # What we write, and hence what we read and may delete. Other names in these folders are somebody else's.
 STEP, BEST = re.compile(r"step_[0-9]{12,20}"), re.compile(r"best_[0-9]{12,20}")
@@ -93,11 +94,13 @@ class CheckpointData:
         return cls(OmegaConf.to_yaml(cfg, resolve=False), spec, state, tensors)
 
 
-def _entry(data: bytes) -> dict[str, Any]:
+def entry_of(data: bytes) -> dict[str, Any]:
+    """What a manifest says of a file."""
     return {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
 
 
-def _dump(tensors: dict[str, Tensor]) -> bytes:
+def dump(tensors: dict[str, Tensor]) -> bytes:
+    """Tensors as a safetensors file."""
     return dump_tensors({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
 
 
@@ -120,8 +123,8 @@ def _write_files(checkpoint: CheckpointData, beside: Path) -> None:
     beside.mkdir(parents=True)
     state = {**checkpoint.state, "spec": checkpoint.spec._asdict()}
     files = {"config.yaml": checkpoint.config.encode(), "state.json": json.dumps(state).encode()}
-    files |= {f"{group}.safetensors": _dump(tensors) for group, tensors in checkpoint.tensors.items()}
-    manifest = {"format": FORMAT, "files": {name: _entry(data) for name, data in files.items()}}
+    files |= {f"{group}.safetensors": dump(tensors) for group, tensors in checkpoint.tensors.items()}
+    manifest = {"format": FORMAT, "files": {name: entry_of(data) for name, data in files.items()}}
     manifest["segments"] = checkpoint.segments
     for name, data in files.items():
         write_atomically(beside / name, data)
@@ -131,7 +134,7 @@ def _write_files(checkpoint: CheckpointData, beside: Path) -> None:
 def seal(manifest: dict[str, Any]) -> bytes:
     """A manifest as it is written: the sha256 of all the rest is part of it."""
     rest = {key: value for key, value in manifest.items() if key != "sha256"}
-    return json.dumps({**rest, "sha256": _entry(json.dumps(rest).encode())["sha256"]}, indent=1).encode()
+    return json.dumps({**rest, "sha256": entry_of(json.dumps(rest).encode())["sha256"]}, indent=1).encode()
 
 
 # -- reading: nothing is believed before it is checked ---------------------------------------------------------------
@@ -152,7 +155,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         _check_names(manifest["files"])
         _check_segments(manifest["segments"])
     except MALFORMED as error:
-        raise DamagedCheckpoint(f"manifest.json cannot be read ({_one_line(error)})") from error
+        raise DamagedCheckpoint(f"manifest.json cannot be read ({one_line(error)})") from error
     return manifest
 
 
@@ -192,7 +195,7 @@ def _segment_name(start: int, end: int, packed: bool = False) -> str:
     return f"{start:012d}-{end:012d}.safetensors{PACKED if packed else ''}"
 
 
-def _verified(path: Path, entry: dict[str, Any]) -> bytes:
+def verified(path: Path, entry: dict[str, Any]) -> bytes:
     """The bytes of a regular file, of which the size is compared before it is read and the hash afterwards."""
     try:
         with open(open_regular(path, follow=False), "rb") as file:
@@ -201,8 +204,8 @@ def _verified(path: Path, entry: dict[str, Any]) -> bytes:
                 raise DamagedCheckpoint(f"{path.name} has {size:,} bytes, and was written with {entry['size']:,}")
             data = file.read(size)
     except OSError as error:
-        raise DamagedCheckpoint(f"{path.name} cannot be read ({_one_line(error)})") from error
-    if _entry(data) != {"sha256": entry["sha256"], "size": entry["size"]}:
+        raise DamagedCheckpoint(f"{path.name} cannot be read ({one_line(error)})") from error
+    if entry_of(data) != {"sha256": entry["sha256"], "size": entry["size"]}:
         raise DamagedCheckpoint(f"{path.name} is not what was written")
     return data
 
@@ -221,23 +224,23 @@ def _unpacked(segment: dict[str, Any], data: bytes, spec: Spec) -> bytes:
             raise DamagedCheckpoint(f"{name} is not of the size that was written")
         found = zstandard.ZstdDecompressor().decompress(data, max_output_size=size, allow_extra_data=False)
     except zstandard.ZstdError as error:
-        raise DamagedCheckpoint(f"{name} cannot be unpacked ({_one_line(error)})") from error
+        raise DamagedCheckpoint(f"{name} cannot be unpacked ({one_line(error)})") from error
     return bytes(found)
 
 
-def _one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     """An error on one line."""
     text = (error.strerror or str(error)) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
     return " ".join(text.split())[:200]
 
 
-def _check_room(path: Path, sizes: dict[str, int]) -> None:
+def check_room(path: Path, sizes: dict[str, int]) -> None:
     """Compare sizes before anything is read: with what is on disk, and with the memory that there is."""
     for name, size in sizes.items():
         try:
             info = os.lstat(path / name)
         except OSError as error:
-            raise DamagedCheckpoint(f"{name} cannot be read ({_one_line(error)})") from error
+            raise DamagedCheckpoint(f"{name} cannot be read ({one_line(error)})") from error
         if not stat.S_ISREG(info.st_mode) or info.st_size != size:
             raise DamagedCheckpoint(f"{name} is not a file of the size that was written")
     need, free = 2 * sum(sizes.values()), available_memory()  # as bytes, and as tensors
@@ -279,7 +282,8 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return entries
 
 
-def _load(data: bytes) -> dict[str, Tensor]:
+def read_tensors(data: bytes) -> dict[str, Tensor]:
+    """The tensors of a safetensors file; ValueError and the like if it is not well-formed."""
     _shapes(data)
     return load_tensors(data)
 
@@ -288,26 +292,27 @@ def read_folder(path: Path) -> CheckpointData:
     """Read and verify a checkpoint folder; DamagedCheckpoint if anything is missing, changed or malformed."""
     manifest = _read_manifest(path)
     entries = manifest["files"]
-    _check_room(path, {name: entry["size"] for name, entry in entries.items()})
-    files = {name: _verified(path / name, entry) for name, entry in entries.items()}
+    check_room(path, {name: entry["size"] for name, entry in entries.items()})
+    files = {name: verified(path / name, entry) for name, entry in entries.items()}
     at = "state.json"
     try:
         state = json.loads(files[at])
-        spec = _spec(state.pop("spec"))
+        spec = spec_from(state.pop("spec"))
         if manifest["format"] < FORMAT:
             _upgrade(state)
         _check_state(state, manifest["segments"])
         tensors = {}
         for at in (name for name in files if name.endswith(".safetensors")):
-            tensors[Path(at).stem] = _load(files[at])
+            tensors[Path(at).stem] = read_tensors(files[at])
         at = "config.yaml"
         config = files[at].decode()
     except MALFORMED as error:
-        raise DamagedCheckpoint(f"{at} holds what rlx does not write ({_one_line(error)})") from error
+        raise DamagedCheckpoint(f"{at} holds what rlx does not write ({one_line(error)})") from error
     return CheckpointData(config, spec, state, tensors, manifest["segments"], path)
 
 
-def _spec(raw: dict[str, Any]) -> Spec:
+def spec_from(raw: dict[str, Any]) -> Spec:
+    """A Spec as it was written; ValueError and the like unless an env could have it."""
     goal, boxes = raw.pop("goal"), raw.pop("boxes", ())  # older checkpoints have no boxes
     values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()}
     spec = Spec(**values)._replace(
@@ -336,6 +341,8 @@ def _check_state(state: dict[str, Any], segments: list[dict[str, Any]]) -> None:
         raise ValueError("the learner's counters are not integers")
     if type(threads) is not int or not 1 <= threads < 2**16:
         raise ValueError("the number of threads is not valid")
+    if type(state.get("native", False)) is not bool:
+        raise ValueError("native is neither true nor false")
     if type((state.get("trainer") or {}).get("steps", 0)) is not int:
         raise ValueError("the number of steps is not an integer")
     total = (state.get("replay") or {}).get("total")
@@ -394,12 +401,12 @@ class CheckpointStore:
         if start < replay.total:
             (self.folder / "replay").mkdir(exist_ok=True)
             name = _segment_name(start, replay.total, self.packed)
-            data, unpacked = _dump(replay.segment(start, replay.total)), {}
+            data, unpacked = dump(replay.segment(start, replay.total)), {}
             if self.packed:
                 unpacked["unpacked"] = len(data)
                 data = zstandard.ZstdCompressor(LEVEL).compress(data)
             write_atomically(self.folder / "replay" / name, data)
-            segments.append({"name": name, "start": start, "end": replay.total, **_entry(data), **unpacked})
+            segments.append({"name": name, "start": start, "end": replay.total, **entry_of(data), **unpacked})
         return segments
 
     def _drop_unused_segments(self) -> None:
@@ -442,8 +449,8 @@ class CheckpointStore:
     def _read_segments(self, checkpoint: CheckpointData) -> Iterator[tuple[dict[str, Any], bytes]]:
         refuse_link(self.folder / "replay")
         for segment in checkpoint.segments:
-            _check_room(self.folder / "replay", {segment["name"]: segment["size"]})
-            data = _verified(self.folder / "replay" / segment["name"], segment)
+            check_room(self.folder / "replay", {segment["name"]: segment["size"]})
+            data = verified(self.folder / "replay" / segment["name"], segment)
             yield segment, _unpacked(segment, data, checkpoint.spec) if segment["name"].endswith(PACKED) else data
 
     def load_replay(self, checkpoint: CheckpointData, replay: Replay) -> None:
@@ -459,11 +466,36 @@ class CheckpointStore:
     def replay_segments(self, checkpoint: CheckpointData) -> Iterator[tuple[int, dict[str, Tensor]]]:
         """The rows of the replay, verified: the first of each segment, and its tensors."""
         for segment, data in self._read_segments(checkpoint):
-            yield segment["start"], _load(data)
+            yield segment["start"], read_tensors(data)
 
     def rewrite_replay(self) -> None:
         """Rows have changed since they were written: the next checkpoint writes all of them."""
         self._segments = []
+
+    def copy_latest(self, folder: Path) -> None:
+        """Make `folder` the checkpoints of another run that stands where this one does: the newest whole checkpoint
+        with its replay, and the best policy. It replaces what was there when it is complete.
+        """
+        saved = self.latest()
+        assert saved.path is not None
+        beside, before = (folder.with_name(f".{folder.name}.{what}") for what in ("writing", "before"))
+        for path in (beside, before):
+            remove(path)
+        copy = CheckpointStore(beside)
+        (beside / "replay").mkdir(parents=True)
+        for segment, data in self._read_segments(saved):
+            write_atomically(beside / "replay" / segment["name"], data)
+        best = self.folder / "best"
+        refuse_stray(best)
+        for name, source in (("last", saved.path), ("best", best.resolve() if best.exists() else None)):
+            if source is not None:
+                _copy_folder(source, beside / source.name)
+                copy._point(name, beside / source.name)
+        if folder.exists():
+            os.replace(folder, before)
+        os.replace(beside, folder)
+        fsync_folder(folder.parent)
+        remove(before)
 
     def forget_after(self, checkpoint: CheckpointData) -> None:
         """Remove what a run that died later left behind: newer checkpoints that were damaged, unfinished writes."""
@@ -476,6 +508,15 @@ class CheckpointStore:
         self._drop_unused_segments()
 
 
+def _copy_folder(path: Path, to: Path) -> None:
+    """A checkpoint folder, file by file as its manifest says."""
+    manifest = _read_manifest(path)
+    to.mkdir()
+    for name, entry in manifest["files"].items():
+        write_atomically(to / name, verified(path / name, entry))
+    write_atomically(to / "manifest.json", read_bounded(path / "manifest.json", follow=False))
+
+
 def _matching(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
     return [path for path in folder.glob("*") if pattern.fullmatch(path.name)]
 
@@ -486,7 +527,7 @@ def _check_rows(segment: dict[str, Any], data: bytes) -> None:
         shapes = _shapes(data)
         rows = shapes["rows"][0] if "rows" in shapes else None
     except MALFORMED as error:
-        raise DamagedCheckpoint(f"{segment['name']} holds what rlx does not write ({_one_line(error)})") from error
+        raise DamagedCheckpoint(f"{segment['name']} holds what rlx does not write ({one_line(error)})") from error
     if rows != segment["end"] - segment["start"]:
         raise DamagedCheckpoint(f"{segment['name']} does not hold the rows that it should")
 
@@ -500,10 +541,10 @@ def _segments_of(path: Path) -> list[dict[str, Any]]:
 
 
 def find_checkpoint(path: Path) -> Path:
-    """The checkpoint meant by a run folder (its best, else its last) or by a checkpoint folder."""
+    """The checkpoint meant by a run folder (its best, else its last), by a checkpoint folder or by an export."""
     if path.name in ("best", "last"):
         refuse_stray(path)
-    if (path / "manifest.json").is_file():
+    if (path / "manifest.json").is_file() or (path / EXPORT).is_file():
         return path.resolve()
     for name in ("best", "last"):
         candidate = path / "checkpoints" / name

@@ -147,10 +147,26 @@ VERBS = {
     ),
     "evaluate": Verb(
         "rlx.commands:evaluate",
-        "evaluate RUN_OR_CHECKPOINT [episodes=10] [seed=0] [target_return=NUMBER] [--json]",
+        "evaluate RUN_OR_CHECKPOINT [episodes=10] [seed=0] [target_return=NUMBER] [--json] [--video FILE.mp4]",
         "raw returns of the deterministic policy\n\n"
         "A run folder stands for its best checkpoint. --json prints all returns.\n"
+        "--video records the episodes, 3 unless asked otherwise; it needs no screen.\n"
         "target_return is what a policy of algo=dt is asked for.\n"
+        "trust=[MODULE,...] allows code from your own modules.",
+    ),
+    "watch": Verb(
+        "rlx.commands:watch",
+        "watch RUN_OR_CHECKPOINT [episodes=3] [seed=0]",
+        "the policy at work in a window\n\n"
+        "Without a screen, evaluate RUN --video FILE.mp4 records the same.\n"
+        "trust=[MODULE,...] allows code from your own modules.",
+    ),
+    "export": Verb(
+        "rlx.commands:export",
+        "export RUN_OR_CHECKPOINT [--format onnx|torch] [--out DIR] [license=mit]",
+        "the policy as a folder for other tools, with a card and an example\n\n"
+        "onnx (the default) adds the policy as one graph to its weights; torch has the weights alone.\n"
+        "Without --out it is RUN/exports/FORMAT. rlx.load(DIR) reads it back.\n"
         "trust=[MODULE,...] allows code from your own modules.",
     ),
     "predict": Verb(
@@ -171,6 +187,28 @@ VERBS = {
         "inspect-data SOURCE [env=NAME] [terminals=check] [episodes=check]",
         "what is in a dataset\n\n"
         "SOURCE is a file (.npz, .pt, .hdf5), a run folder or a Minari id; with env= it also says whether they fit.",
+    ),
+    "report": Verb(
+        "rlx.report.command:report",
+        "report PATH... [--out FILE] [--format html|md|csv|json|png] [--watch]",
+        "a page about runs and sweeps: curves, comparison, what mattered\n\n"
+        "PATH is the folder of a run or of a sweep, or one that holds some. The page is one file that opens without a\n"
+        "network; without --out it is report.html in that folder. --watch serves it on this machine while a sweep\n"
+        "runs ([--port 8000]) and writes it at the end. Needs pip install -e '.[report]'.",
+    ),
+    "plot": Verb(
+        "rlx.report.command:plot",
+        "plot PATH... [--out FILE.png|FILE.svg] [--metric NAME] [--over env_steps|updates|wall_time] [--line iqm|mean]",
+        "the curves as a picture for a paper\n\n"
+        "The metric is eval/return_mean unless told otherwise; bands are 95 % bootstrap intervals over seeds.\n"
+        "Needs pip install -e '.[report]'.",
+    ),
+    "build-native": Verb(
+        "rlx.commands:build_native",
+        "build-native",
+        "build the native nodes, which make runs faster, for this machine\n\n"
+        "Takes half a minute and a C++ compiler, once for each version of rlx and torch. Runs with native=auto, the\n"
+        "default, take them from then on; the first one on a machine starts this in the background.",
     ),
     "list": Verb(
         "rlx.cli:list_choices",

@@ -17,12 +17,14 @@ from omegaconf.errors import OmegaConfBaseException
 from rlx import workflows
 from rlx.cli import VERBS, parse_flags
 from rlx.config import compose_config, for_hydra, learners, register, take_trust, with_config_dir
-from rlx.errors import UserError, nearest
+from rlx.errors import RunFailed, UserError, nearest
+from rlx.nn.native import build as native
 from rlx.paths import conf_dir
 from rlx.reporting import closing_lines, counted, table
 from rlx.sweeps import start
 from rlx.sweeps.job import EXIT_CODES
 from rlx.sweeps.manifest import is_sweep
+from rlx.sweeps.search.settings import take_search
 from rlx.sweeps.settings import first_job
 from rlx.system import versions
 from rlx.workflows import Result
@@ -49,6 +51,8 @@ def train(arguments: list[str]) -> int:
         if not (flags.cfg or flags.info):
             return start.sweep(overrides, flags.dry_run)
         overrides = first_job(overrides)
+    elif take_search(overrides)[0]:
+        raise UserError(f"{take_search(overrides)[0][0]} is about a search; add -m and hydra/sweeper=optuna.")
     elif flags.dry_run:
         raise UserError("--dry-run shows the jobs of a sweep; add -m, or see the config of a run with --cfg job.")
     cfg = compose_config(overrides)
@@ -142,10 +146,11 @@ def evaluate(arguments: list[str]) -> int:
     path = _path(arguments, VERBS["evaluate"].usage)
     as_json = "--json" in arguments
     trust = take_trust(arguments)
+    video = _flag(arguments, "--video", "FILE.mp4")
     kinds: dict[str, Callable[[str], Any]] = {"episodes": int, "seed": int}
     kinds |= {option: float for cls in learners().values() for option in cls.options}
     options = _options([a for a in arguments if a != "--json"], kinds, "evaluate")
-    result = workflows.evaluate(path, **options, trust=trust)
+    result = workflows.evaluate(path, **options, video=video, trust=trust)
     if as_json:
         sys.stdout.write(json.dumps(result) + "\n")
         return 0
@@ -155,6 +160,24 @@ def evaluate(arguments: list[str]) -> int:
         result["algo"], result["env"], result["eval/return_mean"], result["eval/return_std"],
         counted(result["episodes"], "episode"), result["eval/length_mean"], success,
     )  # fmt: skip
+    if video is not None:
+        log.info("Video: %s", video)
+    return 0
+
+
+def watch(arguments: list[str]) -> int:
+    path = _path(arguments, VERBS["watch"].usage)
+    trust = take_trust(arguments)
+    workflows.watch(path, **_options(arguments, {"episodes": int, "seed": int}, "watch"), trust=trust)
+    return 0
+
+
+def export(arguments: list[str]) -> int:
+    path = _path(arguments, VERBS["export"].usage)
+    trust = take_trust(arguments)
+    named = {"format": _flag(arguments, "--format", "onnx or torch"), "out": _flag(arguments, "--out", "DIR")}
+    options = {key: value for key, value in named.items() if value is not None}
+    workflows.export(path, **options, **_options(arguments, {"license": str}, "export"), trust=trust)
     return 0
 
 
@@ -193,6 +216,25 @@ def inspect_data(arguments: list[str]) -> int:
     return 0
 
 
+def build_native(arguments: list[str]) -> int:
+    """Build the native nodes; in the background, a failure is noted for the next run to tell."""
+    background = arguments == ["--background"]
+    if arguments and not background:
+        raise UserError(f"build-native does not know {arguments[0]:.200}; it takes nothing.")
+    if background:
+        os.nice(15)
+    try:
+        path = native.build(again=not background)
+    except native.Unavailable as error:
+        raise UserError(f"{error}.") from error
+    except RunFailed as error:
+        if background:
+            native.note("failed", str(error))
+        raise
+    log.info("Built: %s", path)
+    return 0
+
+
 # -- arguments ---------------------------------------------------------------------------------------------------------
 
 
@@ -205,6 +247,19 @@ def _path(arguments: list[str], usage: str) -> Path:
     if first.startswith("-") or (equals and "/" not in key and not os.path.lexists(first)):
         raise UserError(f"A path is missing; type: python -m rlx {usage}")
     return Path(arguments.pop(0))
+
+
+def _flag(arguments: list[str], name: str, value: str) -> str | None:
+    """Take a flag and its value, `--out DIR` or `--out=DIR`, out of the arguments; None if it is not there."""
+    at = next((i for i, a in enumerate(arguments) if a == name or a.startswith(f"{name}=")), None)
+    if at is None:
+        return None
+    _, equals, given = arguments.pop(at).partition("=")
+    if not equals:
+        given = arguments.pop(at) if at < len(arguments) else ""
+    if not given or given.startswith("--"):
+        raise UserError(f"{name} needs a value: {name} {value}.")
+    return given
 
 
 def _options(arguments: list[str], kinds: dict[str, Callable[[str], Any]], verb: str) -> dict[str, Any]:

@@ -120,6 +120,7 @@ class Learner(nn.Module):
     actions: tuple[str, ...] = ("box",)  # action kinds it can handle: "box", "discrete", "multi_discrete"
     regimes: tuple[str, ...] = ("off_policy",)  # regimes it can run in, its usual one first
     images: bool = False  # can it read image observations
+    ranks_actions: bool = False  # does its policy take the best of several continuous actions; equals go by rounding
     needs_mc_return: bool = False  # does it read `batch.mc_return`
     needs_returns: bool = False  # does it take the episode returns of the dataset (`set_returns`)
     options: tuple[str, ...] = ()  # numbers of its config that whoever uses the policy may change (`set_options`)
@@ -220,9 +221,12 @@ class Learner(nn.Module):
             tensors |= {f"optimizer.{name}.{k}": v for k, v in optimizer.tensors().items()}
         return tensors
 
-    def load_tensors(self, saved: dict[str, Tensor]) -> None:
-        """Copy saved values into the live tensors; names, shapes and dtypes have to be exactly ours."""
-        live = self.tensors()
+    def load_tensors(self, saved: dict[str, Tensor], optimizers: bool = True) -> None:
+        """Copy saved values into the live tensors; names, shapes and dtypes have to be exactly ours.
+
+        Without `optimizers`, those of the networks alone: all that an exported policy has.
+        """
+        live = {name: tensor for name, tensor in self.tensors().items() if optimizers or name.startswith("model.")}
         saved = {_current_name(name): tensor for name, tensor in saved.items()}
         if live.keys() != saved.keys():
             odd = sorted(live.keys() ^ saved.keys())[0]

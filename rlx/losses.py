@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rlx.learner import AlgoConfig
 from rlx.nn import ActionHead, StateValue, noise_like
+from rlx.nn.native import NATIVE
 from rlx.obs import map_obs, take_rows
 from rlx.returns import gae
 from rlx.types import Metrics, Rollout
@@ -23,6 +24,11 @@ from rlx.types import Metrics, Rollout
 
 def critic_loss(q: Tensor, target: Tensor, coef: float = 1.0) -> tuple[Tensor, Metrics]:
     """Squared error of all critics [n, B] against one target [B], summed over the critics; SAC takes half of it."""
+    if NATIVE.on is not None and not torch.compiler.is_compiling():
+        made = NATIVE.on.critic_loss(q, target, coef)
+        if made is not None:
+            loss, mean, aim = made
+            return loss, {"loss/critic": loss.detach(), "q/mean": mean, "q/target": aim}
     loss = coef * len(q) * F.mse_loss(q, target.expand_as(q))
     return loss, {"loss/critic": loss.detach(), "q/mean": q.detach().mean(), "q/target": target.mean()}
 
@@ -78,6 +84,10 @@ def dpg_loss(q: Tensor) -> tuple[Tensor, Metrics]:
 
 def soft_actor_loss(q: Tensor, log_prob: Tensor, alpha: Tensor) -> tuple[Tensor, Metrics]:
     """alpha * log pi - Q, for one value [B] of the policy's actions."""
+    if NATIVE.on is not None and not torch.compiler.is_compiling():
+        made = NATIVE.on.soft_actor_loss(q, log_prob, alpha)
+        if made is not None:
+            return made[0], {"loss/actor": made[0].detach(), "policy/entropy": made[1]}
     loss = (alpha * log_prob - q).mean()
     return loss, {"loss/actor": loss.detach(), "policy/entropy": -log_prob.detach().mean()}
 

@@ -35,7 +35,7 @@ RESUMES = "resumes.yaml"  # what was asked for, resume by resume
 ERROR_FILE = "error.txt"  # the traceback of an env that failed
 NAMES = (
     "config.yaml", "overrides.yaml", RESUMES, "summary.json", "make_data.mark", ERROR_FILE, LOCK, "checkpoints",
-    "wandb",
+    "wandb", "videos", "exports",
 )  # fmt: skip
 HOLDER = re.compile(rb"(process \d{1,20} on [\w.-]{1,255} since [\w:+-]{1,40}\n)?")  # what is in the lock
 CHECKPOINT = re.compile(r"(step|best)_[0-9]{12,20}")  # the folder of one

@@ -9,6 +9,7 @@ import torch
 
 from rlx.config import as_written
 from rlx.files import read_bounded
+from rlx.nn.native.choose import is_native
 from rlx.reporting import counted
 from rlx.system import INTERRUPTED, versions
 from rlx.trainers.trainer import BUDGETS
@@ -34,6 +35,7 @@ def summarise(trainer: Trainer) -> dict[str, Any]:
         "resumed": trainer.resumed,
         "exact": state.exact,
         "threads": torch.get_num_threads(),
+        "native": is_native(),
         "versions": versions(),
     }
 

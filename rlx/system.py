@@ -259,7 +259,9 @@ def keep_freed_memory() -> None:
 
 INTERRUPTS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}  # stop reasons that a resume clears
 
-INTERRUPTED = tuple(INTERRUPTS.values())  # a resume goes on in the middle of things
+PAUSED = "paused"  # the stop reason of trainer.pause_at
+
+INTERRUPTED = (*INTERRUPTS.values(), PAUSED)  # a resume goes on in the middle of things
 
 ONE_SIGNAL = 0.5  # seconds within which signals count as one: `timeout` and launchers send each of them twice
 

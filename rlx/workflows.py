@@ -1,4 +1,4 @@
-"""The verbs as plain functions: train, resume, evaluate, predict, load, collect, inspect_data.
+"""The verbs as plain functions: train, resume, evaluate, watch, predict, load, export, collect, inspect_data.
 
 The command line is a thin shell around these.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import shlex
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,16 @@ import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from rlx.agent import LearnerAgent
-from rlx.build import build, check_same_env, env_spec, restore_learner, restore_to_act
+from rlx.build import (
+    build,
+    check_same_env,
+    env_spec,
+    learner_of,
+    read_saved,
+    restore_learner,
+    restore_to_act,
+    restore_with_env,
+)
 from rlx.checkpoint import CheckpointStore, DamagedCheckpoint, find_checkpoint
 from rlx.choices import choices
 from rlx.config import (
@@ -48,10 +58,14 @@ from rlx.data.inspect import inspect_dataset
 from rlx.data.minari import check_recordable, minari_root, write_minari
 from rlx.data.sources import choices_of, load_transition_dataset
 from rlx.envs.evaluation import evaluate_learner
-from rlx.errors import UserError
+from rlx.envs.rendering import WINDOW, has_screen, make_rendered
+from rlx.envs.vector import SyncEnvs
+from rlx.errors import UserError, nearest, shown
+from rlx.exports.make import FORMATS, export_policy
 from rlx.files import write_atomically
 from rlx.given import NOTHING, DataLike, EnvLike, Given, check_given, objects_of
 from rlx.learner import Learner
+from rlx.nn.native.choose import is_native, set_native
 from rlx.policy import Policy
 from rlx.reporting import closing_lines, counted, evaluation, showing
 from rlx.restoring import restoring
@@ -60,6 +74,7 @@ from rlx.run_folder import (
     RunLock,
     default_run_dir,
     note_resume,
+    refuse_link,
     refuse_links,
     refuse_second_run,
     write_errors_explained,
@@ -68,6 +83,7 @@ from rlx.summary import nothing_to_do, summarise, summary_of
 from rlx.system import interruptible, memory_errors, set_threads
 from rlx.trainers.trainer import Trainer
 from rlx.types import NO_ENV
+from rlx.video import check_path, check_video, record
 
 log = logging.getLogger("rlx")
 
@@ -156,6 +172,7 @@ def run(
     refuse_second_run(folder)
     refuse_links(folder)
     threads = set_threads(cfg)
+    set_native(cfg.native)
     seed_everything(int(cfg.seed))
     with closing(build(cfg, folder, given, progress)) as trainer:
         trainer.bus.check(trainer)  # before the folder is written to
@@ -167,7 +184,7 @@ def run(
             refuse_second_run(folder)  # another process may have been quicker
             write_atomically(folder / "overrides.yaml", OmegaConf.to_yaml(OmegaConf.create(list(overrides))).encode())
             write_atomically(folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=False).encode())
-            log.info("Run folder: %s (%s)", folder, threads)
+            log.info("Run folder: %s (%s%s)", folder, threads, ", native nodes" if is_native() else "")
             return _finish(trainer)
 
 
@@ -222,6 +239,7 @@ def _resume(folder: Path, overrides: tuple[str, ...], given: Given, trust: tuple
         raise UserError(f"The checkpoints of {folder} are gone; restore one from a backup, or start a new run.")
     saved = store.latest() if store.steps() else None
     threads = set_threads(cfg, saved.state.get("threads") if saved else None)
+    set_native(cfg.native, saved.state.get("native", False) if saved else None)
     seed_everything(int(cfg.seed))
     with closing(build(cfg, folder, given, progress)) as trainer:
         if saved is None:
@@ -281,28 +299,38 @@ def load(path: str | Path, trust: tuple[str, ...] = ()) -> Policy:
 @memory_errors()
 def evaluate(
     path: str | Path,
-    episodes: int = 10,
+    episodes: int | None = None,
     seed: int = 0,
     trust: tuple[str, ...] = (),
     env: EnvLike | None = None,
+    video: str | Path | None = None,
     **options: float,
 ) -> dict[str, Any]:
     """Raw returns of the deterministic policy in fresh environments: those of the run, or what `env` makes.
 
-    path     a run folder, which stands for its best checkpoint, or a checkpoint folder
-    trust    modules besides rlx whose code may be used
-    env      an env or a function that makes one, with the spaces that the policy was trained with
-    options  numbers that the policy takes when it acts: target_return=3000 of a Decision Transformer
+    path      a run folder, which stands for its best checkpoint, a checkpoint folder or an export
+    episodes  10 of them, or 3 that are recorded, unless given
+    trust     modules besides rlx whose code may be used
+    env       an env or a function that makes one, with the spaces that the policy was trained with
+    video     an mp4 file to record the episodes in; an env of your own needs render_mode="rgb_array" for it
+    options   numbers that the policy takes when it acts: target_return=3000 of a Decision Transformer
     """
-    if episodes < 1:
-        raise UserError(f"episodes must be at least 1 (episodes={episodes}).")
-    check_seed(seed)
-    learner, cfg, envs, env_id = restore_to_act(path, trust, env, episodes)
-    try:
+    episodes = (10 if video is None else 3) if episodes is None else episodes
+    _check_episodes(episodes, seed)
+    if video is not None:
+        check_path(Path(video))
+        learner, cfg, env_cfg, _ = restore_with_env(path, trust, env)
         learner.set_options(options)
-        outcome = evaluate_learner(learner, envs, episodes, seed)
-    finally:
-        envs.close()
+        env_id = env_cfg.id
+        check_video(env_cfg, module_names(trust))
+        outcome = record(learner, env_cfg, Path(video), episodes, seed, module_names(trust)).episodes
+    else:
+        learner, cfg, envs, env_id = restore_to_act(path, trust, env, episodes)
+        try:
+            learner.set_options(options)
+            outcome = evaluate_learner(learner, envs, episodes, seed)
+        finally:
+            envs.close()
     return {
         "algo": as_written(cfg).algo.name,
         "env": env_id,
@@ -315,9 +343,83 @@ def evaluate(
     }
 
 
+@memory_errors()
+def watch(
+    path: str | Path,
+    episodes: int = 3,
+    seed: int = 0,
+    trust: tuple[str, ...] = (),
+    env: EnvLike | None = None,
+) -> None:
+    """Open a window and show episodes of the deterministic policy; arguments as for `evaluate`.
+
+    An env of your own needs render_mode="human" for it.
+    """
+    _check_episodes(episodes, seed)
+    if not has_screen():
+        raise UserError(
+            "There is no screen here to open a window on; record the policy instead: python -m rlx evaluate "
+            f"{shlex.quote(str(path))} --video policy.mp4"
+        )
+    learner, _, env_cfg, _ = restore_with_env(path, trust, env)
+    shown_env = make_rendered(env_cfg, WINDOW, module_names(trust))
+    try:
+        outcome = evaluate_learner(learner, SyncEnvs([lambda: shown_env], env_cfg.id), episodes, seed)
+    finally:
+        shown_env.close()
+    log.info("returns %s", ", ".join(f"{ret:.1f}" for ret in outcome.returns))
+
+
+def _check_episodes(episodes: int, seed: int) -> None:
+    if episodes < 1:
+        raise UserError(f"episodes must be at least 1 (episodes={episodes}).")
+    check_seed(seed)
+
+
 def predict(path: str | Path, obs: Any, trust: tuple[str, ...] = ()) -> Any:
     """The deterministic action for one observation (or a batch), as plain numbers."""
     return np.asarray(load(path, trust).act(obs)).tolist()
+
+
+@memory_errors()
+def export(
+    path: str | Path,
+    format: str = "onnx",
+    out: str | Path | None = None,
+    license: str | None = None,
+    trust: tuple[str, ...] = (),
+) -> Path:
+    """Write the deterministic policy as a folder that other tools and `rlx.load` read; the folder.
+
+    path     a run folder, which stands for its best checkpoint, or a checkpoint folder
+    format   "onnx": one graph beside the weights; "torch": the weights alone
+    out      the folder to write; by default RUN/exports/FORMAT
+    license  what the card says, for example "mit"
+    """
+    if format not in FORMATS:
+        guess = nearest(format, FORMATS)
+        meant = f" Did you mean {guess}?" if guess else ""
+        raise UserError(f"Unknown format {shown(format)!r}.{meant} Choices: {', '.join(FORMATS)}.")
+    if license is not None and not re.fullmatch(r"[\w.+-]{1,40}", license):
+        raise UserError(f"license={shown(license)} is not the identifier of a licence; for example license=mit.")
+    saved = read_saved(path)
+    run_dir = run_of(Path(path), saved.path)
+    if out is None and run_dir is None:
+        raise UserError(f"{path} is not inside a run folder; say where to write the export: --out DIR.")
+    if out is None and run_dir is not None:
+        refuse_link(run_dir / "exports")
+    folder = Path(out) if out is not None else run_dir / "exports" / format  # type: ignore[operator]
+    learner, cfg = learner_of(saved, trust)
+    export_policy(folder, learner, cfg, saved, run_dir, format == "onnx", module_names(trust), license)
+    log.info("%s", folder)
+    return folder
+
+
+def run_of(path: Path, checkpoint: Path | None) -> Path | None:
+    """The run folder that a path means or lies in."""
+    folders = [path] if checkpoint is None else [path, checkpoint.parent.parent]
+    return next((folder for folder in folders if (folder / "config.yaml").is_file()
+                 and (folder / "checkpoints").is_dir()), None)  # fmt: skip
 
 
 # -- data --------------------------------------------------------------------------------------------------------------
@@ -337,11 +439,9 @@ def collect(
 
     Arguments as for `evaluate`; `noise` is the standard deviation of Gaussian noise on actions in [-1, 1].
     """
-    if episodes < 1:
-        raise UserError(f"episodes must be at least 1 (episodes={episodes}).")
+    _check_episodes(episodes, seed)
     if not 0 <= noise < float("inf"):
         raise UserError(f"noise must be at least 0 and finite (noise={noise}).")
-    check_seed(seed)
     if not re.fullmatch(r"([\w-]{2,}/)*[\w-]+-v\d+", id):
         raise UserError(f"id={id} is not a Minari id; give one such as id=my/dataset-v0.")
     storage = minari_root()

@@ -10,6 +10,7 @@ import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
+os.environ["RLX_NATIVE"] = "false"  # what numbers were frozen with; tests of the native nodes ask for them
 
 SHARED_DATA = Path(__file__).parent.parent.parent / "shared" / "data"
 
@@ -19,6 +20,7 @@ def _at_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     """Generated datasets go to one folder per session, runs to a folder of the test."""
     root = tmp_path_factory.getbasetemp() / "minari"
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(root))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "no_cache"))
     import torch
 
     torch.set_num_threads(1)
@@ -38,4 +40,31 @@ def toy_envs() -> Iterator[None]:
     from toy_envs import registered  # here, because NumPy reads OMP_NUM_THREADS where it is first imported
 
     with registered():
+        yield
+
+
+@pytest.fixture(scope="session")
+def native_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache folder with a build of the native nodes, made once for all workers; skips where they cannot be built."""
+    from rlx.nn.native.build import Unavailable, build
+
+    base = tmp_path_factory.getbasetemp()
+    root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cache"
+    root.mkdir(exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(root))
+        try:
+            build()
+        except Unavailable as error:
+            pytest.skip(str(error))
+    return root
+
+
+@pytest.fixture
+def native(native_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The native nodes are on."""
+    from helpers import native_nodes
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(native_cache))
+    with native_nodes():
         yield

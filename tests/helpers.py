@@ -16,6 +16,8 @@ from torch import Tensor
 import rlx
 from rlx.callbacks.bus import CallbackBus
 from rlx.checkpoint import CheckpointStore, read_folder
+from rlx.nn.native.build import load
+from rlx.nn.native.choose import use_native
 from rlx.trainers.trainer import Trainer
 from rlx.workflows import Result
 
@@ -106,6 +108,18 @@ def signalled(event: str, count: int, number: int = signal.SIGTERM) -> Iterator[
     assert seen >= count, f"the run had {seen} {event} events, so no signal was sent"
 
 
+@contextmanager
+def native_nodes() -> Iterator[None]:
+    """The native nodes of the cache folder compute."""
+    load.cache_clear()
+    use_native(True)
+    try:
+        yield
+    finally:
+        use_native(False)
+        load.cache_clear()
+
+
 def rows(run_dir: Path) -> list[dict[str, Any]]:
     """metrics.jsonl without its wall times."""
     found = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
@@ -129,7 +143,7 @@ def same_tensors(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
 
 
 SUMMARY = ("algo", "env", "seed", "env_steps", "updates", "epoch", "stop_reason", "eval_return_mean")
-SUMMARY += ("best_eval_return_mean", "exact", "threads", "versions")
+SUMMARY += ("best_eval_return_mean", "exact", "threads", "native", "versions")
 
 
 def same_run(ours: Path, reference: Path) -> None:

@@ -99,7 +99,7 @@ def test_a_manifest_cannot_point_elsewhere(tmp_path: Path) -> None:
     write_folder(checkpoint(), tmp_path / "c")
     (tmp_path / "secret.json").write_text("{}")
     manifest = json.loads((tmp_path / "c" / "manifest.json").read_text())
-    manifest["files"]["../secret.json"] = module._entry(b"{}")
+    manifest["files"]["../secret.json"] = module.entry_of(b"{}")
     (tmp_path / "c" / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(DamagedCheckpoint):
         read_folder(tmp_path / "c")
@@ -244,7 +244,7 @@ def change_manifest(folder: Path, change: Callable[[dict[str, Any]], Any]) -> No
 def put_file(folder: Path, name: str, data: bytes) -> None:
     """A file and what the manifest says of it."""
     (folder / name).write_bytes(data)
-    change_manifest(folder, lambda m: m["files"].update({name: module._entry(data)}))
+    change_manifest(folder, lambda m: m["files"].update({name: module.entry_of(data)}))
 
 
 def put_state(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
@@ -305,13 +305,13 @@ BYTES = {
     "nothing": b"",
 }
 MANIFESTS: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "a_million_files": lambda m: m["files"].update({f"f{i}.safetensors": module._entry(b"") for i in range(100_000)}),
-    "a_file_above": lambda m: m["files"].update({"../x.safetensors": module._entry(b"")}),
-    "an_absolute_path": lambda m: m["files"].update({"/etc/passwd": module._entry(b"")}),
-    "a_file_below": lambda m: m["files"].update({"a/b.safetensors": module._entry(b"")}),
-    "a_nul": lambda m: m["files"].update({"a\0.safetensors": module._entry(b"")}),
-    "a_surrogate": lambda m: m["files"].update({"\ud800.safetensors": module._entry(b"")}),
-    "a_name_of_a_megabyte": lambda m: m["files"].update({"a" * 2**20 + ".safetensors": module._entry(b"")}),
+    "a_million_files": lambda m: m["files"].update({f"f{i}.safetensors": module.entry_of(b"") for i in range(100_000)}),
+    "a_file_above": lambda m: m["files"].update({"../x.safetensors": module.entry_of(b"")}),
+    "an_absolute_path": lambda m: m["files"].update({"/etc/passwd": module.entry_of(b"")}),
+    "a_file_below": lambda m: m["files"].update({"a/b.safetensors": module.entry_of(b"")}),
+    "a_nul": lambda m: m["files"].update({"a\0.safetensors": module.entry_of(b"")}),
+    "a_surrogate": lambda m: m["files"].update({"\ud800.safetensors": module.entry_of(b"")}),
+    "a_name_of_a_megabyte": lambda m: m["files"].update({"a" * 2**20 + ".safetensors": module.entry_of(b"")}),
     "no_learner": lambda m: m["files"].pop("learner.safetensors"),
     "no_files": lambda m: m.pop("files"),
     "files_as_a_list": lambda m: m.update(files=[]),
@@ -322,7 +322,7 @@ MANIFESTS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a_huge_size": lambda m: m["files"]["state.json"].update(size=2**70),
     "no_hash": lambda m: m["files"]["state.json"].pop("sha256"),
     "a_number_as_hash": lambda m: m["files"]["state.json"].update(sha256=3),
-    "a_segment_above": lambda m: m.update(segments=[{"name": "../x", "start": 0, "end": 1, **module._entry(b"")}]),
+    "a_segment_above": lambda m: m.update(segments=[{"name": "../x", "start": 0, "end": 1, **module.entry_of(b"")}]),
     "a_segment_of_nothing": lambda m: m.update(segments=[{}]),
 }
 
@@ -389,7 +389,7 @@ def test_only_regular_files_are_read(name: str, folder: Path, tmp_path: Path) ->
 
 def test_sizes_are_compared_before_reading(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sparse file of a terabyte costs nothing; nor does one that the manifest knows of and memory could not hold."""
-    monkeypatch.setattr(module, "_verified", None)  # nothing may be read
+    monkeypatch.setattr(module, "verified", None)  # nothing may be read
     with (folder / "learner.safetensors").open("ab") as file:
         file.truncate(2**40)
     is_damaged(folder)

@@ -268,7 +268,7 @@ def test_the_run_folder_keeps_its_contract(run_dir: Path) -> None:
     summary = json.loads((run_dir / "summary.json").read_text())
     assert set(summary) >= {
         "algo", "env", "seed", "env_steps", "updates", "epoch", "stop_reason", "eval_return_mean",
-        "best_eval_return_mean", "wall_time_s", "resumed", "exact", "threads", "versions",
+        "best_eval_return_mean", "wall_time_s", "resumed", "exact", "threads", "native", "versions",
     }  # fmt: skip
     assert (summary["algo"], summary["env"], summary["env_steps"]) == ("sac", "Pendulum-v1", 130)
     assert summary["updates"] == 160  # two for each of the 80 steps that were not random

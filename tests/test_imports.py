@@ -14,7 +14,7 @@ FILES = sorted((ROOT / "rlx").rglob("*.py"))
 # packages that are optional, or so heavy that only what needs them imports them
 HEAVY = (
     "h5py", "minari", "wandb", "PIL", "imageio_ffmpeg", "rich", "ray", "tensorboard", "torch.utils.tensorboard",
-    "torch._inductor", "ale_py", "dm_control",
+    "torch._inductor", "onnx", "onnxruntime", "onnxscript", "ale_py", "dm_control", "optuna",
 )  # fmt: skip
 
 # from the lowest to the highest: a module imports from its own layer and from those before it
@@ -25,7 +25,7 @@ LAYERS = (
     ("rlx.learner", "rlx.losses"),
     ("rlx.algos", "rlx.config", "rlx.agent"),
     ("rlx.restoring", "rlx.run_folder", "rlx.rewards"),
-    ("rlx.data", "rlx.envs", "rlx.policy", "rlx.checkpoint"),
+    ("rlx.data", "rlx.envs", "rlx.policy", "rlx.checkpoint", "rlx.exports", "rlx.video"),
     ("rlx.callbacks", "rlx.loggers", "rlx.collectors"),
     ("rlx.trainers",),
     ("rlx.given", "rlx.summary"),

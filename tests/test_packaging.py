@@ -43,6 +43,11 @@ def test_the_wheel_holds_the_whole_config_tree(wheel: Path) -> None:
     assert (wheel / "rlx" / "py.typed").is_file()
     modules = {p.relative_to(ROOT) for p in (ROOT / "rlx").rglob("*.py")}
     assert modules == {p.relative_to(wheel) for p in (wheel / "rlx").rglob("*.py")}
+    parts = {"page.py", "page.html", "page.css", "page.js"}
+    assert {p.name for p in (wheel / "rlx" / "report").glob("page.*")} == parts
+    sources = {p.relative_to(ROOT) for kind in ("*.cpp", "*.h") for p in (ROOT / "rlx").rglob(kind)}
+    assert sources == {p.relative_to(wheel) for kind in ("*.cpp", "*.h") for p in (wheel / "rlx").rglob(kind)}
+    assert len(sources) == 2  # what native nodes are built from
     assert {p.name for p in wheel.iterdir() if not p.name.endswith(".dist-info")} == {"rlx"}
 
 

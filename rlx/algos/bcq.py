@@ -60,6 +60,7 @@ def bcq_loss(q: Tensor, perturbation: Tensor) -> tuple[Tensor, Metrics]:
 class BCQ(Learner):
     actions = ("box",)
     regimes = ("offline", "offline_to_online")
+    ranks_actions = True
     cfg: BCQConfig
     eval_latents: Tensor  # [eval_candidates, dim(z)]
 
@@ -87,10 +88,11 @@ class BCQ(Learner):
 
     def _best(self, obs: Tensor, latents: Tensor) -> Tensor:
         """For every state the one candidate, of these latents, that the first critic likes best."""
+        states = obs.shape[0]  # not len(): in an exported policy it is any number
         rows = obs.repeat(len(latents), 1)
-        action, _ = self._propose(rows, latents.repeat_interleave(len(obs), 0), self.policy)
+        action, _ = self._propose(rows, latents.unsqueeze(1).expand(-1, states, -1).flatten(0, 1), self.policy)
         best = self.critic(rows, action, members=slice(1)).view(len(latents), -1).argmax(0)
-        return action.view(len(latents), *obs.shape[:1], -1)[best, torch.arange(len(obs), device=obs.device)]
+        return action.view(len(latents), states, -1)[best, torch.arange(states, device=obs.device)]
 
     def _propose(self, obs: Tensor, latent: Tensor, actor: Deterministic) -> tuple[Tensor, Tensor]:
         """Perturbed actions of the behaviour model, and their perturbations in [-1, 1]."""

@@ -103,6 +103,7 @@ def mmd_multiplier_loss(log_multiplier: Tensor, distance: Tensor, epsilon: float
 class BEAR(Learner):
     actions = ("box",)
     regimes = ("offline", "offline_to_online")
+    ranks_actions = True
     cfg: BEARConfig
     eval_noise: Tensor  # [eval_candidates, 1, dim(A)]
 
@@ -132,7 +133,7 @@ class BEAR(Learner):
         action = torch.tanh(mean + log_std.exp() * self.eval_noise)
         rows = obs.repeat(len(action), 1)
         best = self.critic(rows, action.flatten(0, 1), members=slice(1)).view(len(action), -1).argmax(0)
-        return action[best, torch.arange(len(obs), device=obs.device)]
+        return action[best, torch.arange(obs.shape[0], device=obs.device)]  # not len(): any number, once exported
 
     def update(self, batch: Batch) -> Metrics:
         self.updates += 1

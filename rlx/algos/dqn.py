@@ -46,7 +46,7 @@ class DQNConfig(AlgoConfig):
     double: bool = False  # choose the next action by Q, value it by Q'
     dueling: bool = False  # Q as a value and advantages
     noisy: bool = False  # explore by noise on the weights of all layers behind the encoder, without epsilon
-    sigma: float = number(0.5, above=0, read_once=True)  # of this noise at the start, times sqrt(inputs of a layer)
+    sigma: float = number(0.5, above=0, read_once=True)  # std of this noise at the start, times sqrt(inputs of a layer)
     target_interval: int = number(500, least=1)  # updates between two moves of Q'
     tau: float = number(1.0, above=0, most=1)  # how far Q' then moves; 1 copies Q
     epsilon: float = number(1.0, least=0, most=1)  # probability of a random action at the start

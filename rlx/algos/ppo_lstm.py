@@ -19,10 +19,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlx.compiling import compilable
 from rlx.errors import require
@@ -31,9 +31,11 @@ from rlx.learner import Actor, ActorCriticConfig, Learner
 from rlx.losses import approximate_kl, explained_variance, standardized
 from rlx.nn import OBS_CLIP, ActionHead, Adam, StateValue, clipped_surrogate, running_moments, value_error
 from rlx.nn.encoders import EncoderFactory
+from rlx.nn.heads import encoder_of, width_of
 from rlx.nn.recurrent import LSTM, State, Stretches, stretches
+from rlx.obs import map_obs, num_rows, take_rows
 from rlx.returns import gae
-from rlx.types import Acted, Carry, Metrics, Rollout, Spec
+from rlx.types import Acted, Carry, Metrics, Obs, Rollout, Spec
 
 
 @dataclass
@@ -62,7 +64,7 @@ class PPOLSTMConfig(ActorCriticConfig):
 class Experience(NamedTuple):
     """A rollout lane by lane, with everything that the policy which collected it says of its steps."""
 
-    obs: Tensor  # [N, T, obs_dim], normalised
+    obs: Obs  # [N, T, *obs_shape], normalised
     action: Tensor  # [N, T, ...]
     log_prob: Tensor  # [N, T], as are the rest
     value: Tensor
@@ -72,8 +74,9 @@ class Experience(NamedTuple):
     carry: Carry  # before the first step, [N, ...] each
 
     def of(self, lanes: Tensor) -> Experience:
-        *columns, carry = self
-        return Experience._make([*(column[lanes] for column in columns), tuple(part[lanes] for part in carry)])
+        obs, *columns, carry = self
+        picked = (column[lanes] for column in columns)
+        return Experience._make([take_rows(obs, lanes), *picked, tuple(part[lanes] for part in carry)])
 
 
 class RecurrentActor(Actor):
@@ -85,12 +88,22 @@ class RecurrentActor(Actor):
         return tuple(part for lstm in self.learner.lstms for part in lstm.initial(n))
 
     @torch.no_grad()
-    def act(self, obs: Tensor, carry: Carry, explore: bool) -> Acted:  # type: ignore[override]
+    def act(self, obs: Obs, carry: Carry, explore: bool) -> Acted:
         learner = self.learner
-        x = learner.normalize(obs).flatten(1)
-        steps = [lstm.step(x, state) for lstm, state in zip(learner.lstms, states_of(carry), strict=True)]
+        features = learner.features(learner.normalize(obs))
+        steps = [lstm.step(x, state) for lstm, x, state in zip(learner.lstms, features, states_of(carry), strict=True)]
         action = learner.policy.act(steps[0][0], explore)
         return Acted(action, tuple(part for _, state in steps for part in state))
+
+
+def by_lane(x: Tensor) -> Tensor:
+    """Of a rollout [T, N, ...], the steps of each lane one after the other, [N * T, ...]."""
+    return x.transpose(0, 1).flatten(0, 1)
+
+
+def in_one_row(x: Tensor) -> Tensor:
+    """[N, T, ...] as [N * T, ...]."""
+    return x.flatten(0, 1)
 
 
 def states_of(carry: Carry) -> list[State]:
@@ -102,6 +115,7 @@ class PPOLSTM(Learner):
     actions = ("box", "discrete", "multi_discrete")
     regimes = ("on_policy",)
     reads = Rollout
+    images = True
     obs_mean: Tensor
     obs_std: Tensor
     obs_count: Tensor  # observations in these statistics so far
@@ -116,8 +130,10 @@ class PPOLSTM(Learner):
             f"All layers of an LSTM must have the same width, and there must be at least one, for example "
             f"algo.lstm_hidden=[64] (algo.lstm_hidden={widths}).",
         )
-        self.policy_lstm = LSTM(self.obs_width, widths[0], len(widths))
-        self.critic_lstm = None if cfg.shared_lstm else LSTM(self.obs_width, widths[0], len(widths))
+        reads = [self.make_encoder() for _ in range(1 if cfg.shared_lstm else 2)]  # each LSTM has one for itself
+        self.encoders = nn.ModuleList([encoder for r in reads if (encoder := encoder_of(r)) is not None])
+        self.policy_lstm = LSTM(width_of(reads[0]), widths[0], len(widths))
+        self.critic_lstm = None if cfg.shared_lstm else LSTM(width_of(reads[1]), widths[0], len(widths))
         self.policy = ActionHead(widths[0], spec, cfg.actor_layers, cfg.activation, cfg.log_std_init)
         self.critic = StateValue(widths[0], cfg.critic_layers, cfg.activation)
         if cfg.normalize_obs:
@@ -133,11 +149,18 @@ class PPOLSTM(Learner):
     def actor(self) -> RecurrentActor:
         return RecurrentActor(self)
 
-    def act(self, obs: Tensor, explore: bool) -> Tensor:
+    def act(self, obs: Obs, explore: bool) -> Tensor:
         """Actions at the first step of episodes."""
-        return self.actor.act(obs, self.actor.initial(len(obs)), explore).action
+        return self.actor.act(obs, self.actor.initial(num_rows(obs)), explore).action
 
-    def normalize(self, obs: Tensor) -> Tensor:
+    def features(self, obs: Obs) -> list[Tensor]:
+        """[B, width] what each LSTM reads of observations."""
+        if self.encoders:
+            return [encoder(obs) for encoder in self.encoders]
+        assert isinstance(obs, Tensor)
+        return [obs.flatten(1)] * len(self.lstms)
+
+    def normalize(self, obs: Any) -> Any:
         return super().normalize(obs).clamp(-OBS_CLIP, OBS_CLIP) if self.cfg.normalize_obs else obs
 
     def update(self, rollout: Rollout) -> Metrics:
@@ -158,8 +181,8 @@ class PPOLSTM(Learner):
     def _experience(self, rollout: Rollout) -> Experience:
         """Values, log-probabilities and advantages of a rollout, by the policy that collected it."""
         steps, lanes = rollout.reward.shape
-        table = torch.cat([self.normalize(x.transpose(0, 1).flatten(0, 1)) for x in (rollout.obs, rollout.next_obs)])
-        table = table.flatten(1)
+        both = [self.normalize(map_obs(by_lane, x)) for x in (rollout.obs, rollout.next_obs)]
+        table = map_obs(lambda *parts: torch.cat(parts), *both)
         ended = (torch.maximum(rollout.terminated, rollout.truncated) > 0).t()
         seen, valued = self._remember(table, list(stretches(ended, final=True)), rollout.carry)
         value, after = self.critic(valued).view(2, lanes, steps)
@@ -172,12 +195,13 @@ class PPOLSTM(Learner):
         )  # fmt: skip
         rows, action = lanes * steps, rollout.action.transpose(0, 1)
         log_prob = self.policy(seen[:rows]).log_prob(action.flatten(0, 1)).view(lanes, steps)
-        obs = table[:rows].view(lanes, steps, -1)
+        obs = map_obs(lambda part: part[:rows].view(lanes, steps, *part.shape[1:]), table)
         return Experience(obs, action, log_prob, value, advantage.t(), returns.t(), ended, rollout.carry)
 
-    def _remember(self, table: Tensor, groups: Sequence[Stretches], carry: Carry) -> tuple[Tensor, Tensor]:
+    def _remember(self, table: Obs, groups: Sequence[Stretches], carry: Carry) -> tuple[Tensor, Tensor]:
         """What policy and critic see of the rows of a table, given what came before each of them."""
-        seen = [lstm(table, groups, state) for lstm, state in zip(self.lstms, states_of(carry), strict=True)]
+        parts = zip(self.lstms, self.features(table), states_of(carry), strict=True)
+        seen = [lstm(x, groups, state) for lstm, x, state in parts]
         return seen[0], seen[-1]
 
     def _minibatches(self, data: Experience) -> Iterator[Experience]:
@@ -189,9 +213,11 @@ class PPOLSTM(Learner):
 
     def _improve(self, minibatch: Experience) -> tuple[Tensor, Tensor] | None:
         """One gradient step on everything; None, and no step, if the policy has already moved too far."""
-        *rows, ended, carry = minibatch
-        obs, *columns = (x.flatten(0, 1) for x in rows)
-        loss, surrogate, error, kl = self._loss(*self._remember(obs, list(stretches(ended)), carry), *columns)
+        obs, *rows, ended, carry = minibatch
+        columns = (x.flatten(0, 1) for x in rows)
+        loss, surrogate, error, kl = self._loss(
+            *self._remember(map_obs(in_one_row, obs), list(stretches(ended)), carry), *columns
+        )
         if self.cfg.target_kl is not None and kl > 1.5 * self.cfg.target_kl:
             return None
         self.optimizers["policy"].minimize(loss)
@@ -215,7 +241,7 @@ class PPOLSTM(Learner):
     @torch.no_grad()
     def _report(self, data: Experience, losses: list[tuple[Tensor, Tensor]]) -> Metrics:
         """Mean losses of the steps taken, and how far the whole update moved the policy."""
-        seen = self.policy_lstm(data.obs.flatten(0, 1), list(stretches(data.ended)), states_of(data.carry)[0])
+        seen, _ = self._remember(map_obs(in_one_row, data.obs), list(stretches(data.ended)), data.carry)
         actions, old_log_prob = self.policy(seen), data.log_prob.flatten()
         log_prob = actions.log_prob(data.action.flatten(0, 1))
         beyond = ((log_prob - old_log_prob).exp() - 1.0).abs() > self.cfg.clip_range

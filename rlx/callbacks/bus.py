@@ -9,6 +9,8 @@ Events, in the order of a run (`trainer` is always the first argument):
     iteration()                    after each collect + update round: the moment where everything is consistent
     log(row)                       a row of metrics is to be written (see Trainer.log)
     evaluated(metrics)             an evaluation was made; "eval/return_mean" and friends as floats
+    video(path, fps)               a video of the policy was written, at `path` below the run folder, with `fps` frames
+                                   per second; for loggers that can show it
     checkpoint(path)               a checkpoint was written
     run_end()                      after the last step, also when interrupted
     run_failed(error)              instead of run_end where an error ends the run: close what is open, and write nothing
@@ -31,8 +33,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("rlx")
 
 EVENTS = (
-    "run_start", "phase_start", "episode", "update", "iteration", "log", "evaluated", "checkpoint", "run_end",
-    "run_failed",
+    "run_start", "phase_start", "episode", "update", "iteration", "log", "evaluated", "video", "checkpoint",
+    "run_end", "run_failed",
 )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from rlx.config.trust import class_of
 from rlx.errors import UserError, require, shown
 from rlx.fields import check_numbers
 from rlx.learner import Learner, check_algo
+from rlx.nn.native.choose import check_native
 from rlx.reporting import counted
 from rlx.schedules import MIXTURE
 from rlx.system import AUTO
@@ -44,6 +45,7 @@ def validate(cfg: DictConfig) -> None:
     threads = cfg.threads
     if threads not in (None, AUTO) and not (isinstance(threads, int) and 1 <= threads <= MOST_THREADS):
         raise UserError(f"threads must be an integer from 1 to {MOST_THREADS}, or {AUTO} (threads={threads}).")
+    check_native(cfg.native)
     check_seed(cfg.seed)
     if cfg.dataset is None and cfg.reward.get("normalize_return"):
         raise UserError("reward.normalize_return is fitted on a dataset and there is none; use reward=running_norm.")

@@ -17,7 +17,7 @@ from yaml import YAMLError
 
 from rlx.choices import choices, suite_of
 from rlx.config.errors import check_choices, explain
-from rlx.config.overrides import config_folders, field_kinds, fitted
+from rlx.config.overrides import config_folders, field_kinds, fitted, kind_of
 from rlx.config.schemas import DEFAULT_ALGO, DEFAULT_ENV, GROUPS, REQUIRED, Config, register, schemas
 from rlx.errors import UserError
 from rlx.paths import conf_dir
@@ -97,6 +97,11 @@ def _pairs(override: str, folders: Sequence[Path]) -> list[str]:
 def fit_numbers(overrides: Sequence[str], sweep: bool = False) -> list[str]:
     """Numbers as the fields they are for want them, see `rlx.config.overrides.fitted`."""
     return [fitted(override, _kinds(), sweep) for override in overrides]
+
+
+def is_integer(key: str) -> bool:
+    """Is this key an integer, as far as the schemas of its group agree?"""
+    return kind_of(key, _kinds()) == "int"
 
 
 @functools.cache

@@ -99,11 +99,16 @@ def _kind(hint: Any) -> str:
     return str(hint.__name__ if isinstance(hint, type) and not get_args(hint) else hint).removesuffix(" | None")
 
 
+def kind_of(key: str, kinds: Kinds) -> str | None:
+    """What the field of a key holds; None for a key that is not known, or not the same everywhere."""
+    group, _, rest = key.lstrip("+").partition(".")
+    return kinds.get(group if rest else "", {}).get((rest or group).rpartition(".")[2])
+
+
 def fitted(override: str, kinds: Kinds, sweep: bool = False) -> str:
     """`trainer.max_env_steps=1e5` as 100000 and `algo.hidden=256` as [256]; in a sweep each value of the list."""
     key, equals, text = override.partition("=")
-    group, _, rest = key.lstrip("+").partition(".")
-    kind = kinds.get(group if rest else "", {}).get((rest or group).rpartition(".")[2])
+    kind = kind_of(key, kinds)
     if kind not in ("int", "list[int]") or not equals:
         return override
     parts = text.split(",") if sweep else [text]

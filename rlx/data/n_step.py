@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rlx.data.store import Gathered, Store
+from rlx.nn.native import NATIVE
 
 
 class Ahead(NamedTuple):
@@ -54,6 +55,19 @@ def discounts(discount: float, n: int) -> Tensor:
     for _ in range(1, n):
         powers.append(powers[-1] * powers[0])
     return torch.stack(powers)
+
+
+def read_n_step_natively(store: Store, place: np.ndarray, n: int) -> Gathered | None:
+    """`read_n_step` of what `look_ahead` finds, in one pass over the rows; None where that cannot be had."""
+    if NATIVE.on is None or store.columns:
+        return None
+    layout = store.layout
+    columns = [layout.slices[name].start for name in ("reward", "discount")]
+    rows = NATIVE.on.n_step(
+        store.tensor, torch.from_numpy(place), store.ends(), torch.from_numpy(store.counts()),
+        discounts(store.discount, n), *columns, layout.successor.start, layout.successor.stop,
+    )  # fmt: skip
+    return None if rows is None else Gathered(rows)
 
 
 def read_n_step(store: Store, place: np.ndarray, ahead: Ahead) -> Gathered:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rlx.data.hindsight import BYTES, Hindsight
 from rlx.data.mapped import Allocate, in_memory, on_disk
-from rlx.data.n_step import look_ahead, read_n_step
+from rlx.data.n_step import look_ahead, read_n_step, read_n_step_natively
 from rlx.data.prioritized import Priorities
 from rlx.data.store import Gathered, Layout, Pairs, Store, make_columns, store_bytes
 from rlx.errors import UserError, require, shown
@@ -244,6 +244,10 @@ class Replay:
 
     def read(self, place: np.ndarray) -> Gathered:
         """Transitions from these rows on."""
+        if self.n_step > 1 and self.hindsight is None:
+            natively = read_n_step_natively(self.store, place, self.n_step)
+            if natively is not None:
+                return natively
         ahead = look_ahead(self.store, place, self.n_step) if self.n_step > 1 else None
         gathered = self.store.take(place) if ahead is None else read_n_step(self.store, place, ahead)
         if self.hindsight is not None:

@@ -399,6 +399,11 @@ class Store:
         flags: np.ndarray = self._ended[place]
         return flags
 
+    def ends(self) -> Tensor:
+        """Of every place: does an episode end there?"""
+        assert self._ended is not None
+        return torch.from_numpy(self._ended)
+
     def next_obs(self, place: np.ndarray, part: slice) -> np.ndarray:
         """[M, ...] some entries of the next observations, where those are flat."""
         if self.columns:

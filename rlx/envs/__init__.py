@@ -8,6 +8,7 @@ SHIPPED = {  # id: entry point, steps of an episode
     "rlx/CartPoleHidden-v0": ("rlx.envs.memory:CartPoleHidden", 500),
     "rlx/PointGoal-v0": ("rlx.envs.point_goal:PointGoal", 50),
     "rlx/PixelGoal-v0": ("rlx.envs.pixel_goal:PixelGoal", 32),
+    "rlx/PixelMemory-v0": ("rlx.envs.pixel_goal:PixelMemory", 32),
     "rlx/PixelState-v0": ("rlx.envs.pixel_goal:PixelState", 32),
     "rlx/Recall-v0": ("rlx.envs.memory:Recall", None),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -38,12 +39,16 @@ def to_env_units(space: spaces.Space[Any]) -> Callable[[np.ndarray], Any]:
 
 def unscaled(action: np.ndarray, spec: Spec) -> np.ndarray:
     """Actions from the learner's units to those of the env; discrete and unbounded ones stay as they are."""
-    low, high = np.array(spec.action_low, np.float32), np.array(spec.action_high, np.float32)
     if spec.discrete:
         return action
-    half, middle, limit = box_scale(low, high)
-    scaled: np.ndarray = np.clip(action, -limit, limit) * half + middle
+    half, middle, limit = _scale_of(spec.action_low, spec.action_high)
+    scaled: np.ndarray = np.minimum(np.maximum(action, -limit), limit) * half + middle
     return scaled
+
+
+@functools.cache
+def _scale_of(low: tuple[float, ...], high: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return box_scale(np.array(low, np.float32), np.array(high, np.float32))
 
 
 def random_actions(spec: Spec, n: int, rng: np.random.Generator) -> np.ndarray:

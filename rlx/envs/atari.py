@@ -50,10 +50,10 @@ class AtariConfig(EnvConfig):
 
 def _games() -> dict[str, str]:
     """What ALE calls the ROM of every game that it can run, by the game's name."""
-    import ale_py.registration  # registers ALE's own envs, which is how it tells which games it can run
+    import ale_py
 
+    gym.register_envs(ale_py)  # ALE's own envs, which is how it tells which games it can run
     ids = [env_id for env_id in registry if env_id.startswith("ALE/") and env_id.endswith("-v5")]
-    assert ale_py.registration is not None
     return {env_id[4:-3]: str(registry[env_id].kwargs["game"]) for env_id in ids}
 
 
@@ -172,9 +172,6 @@ class Atari(gym.Env[np.ndarray, np.int64]):
         self._frames[:-1] = self._frames[1:].copy()
         self._frames[-1] = self._shrink(screen)
         return float(reward)
-
-    def close(self) -> None:
-        pass
 
 
 def check_frames(frame_skip: int, sticky: float, size: int, stack: int) -> None:

@@ -1,4 +1,4 @@
-"""rlx/PixelGoal-v0 and rlx/PixelState-v0: move a square to another one, seen as 16 x 16 pixels.
+"""rlx/PixelGoal-v0, rlx/PixelMemory-v0 and rlx/PixelState-v0: move a square to another one, seen as 16 x 16 pixels.
 
 The picture has 8 x 8 cells of 2 x 2 pixels; the agent (red) and the goal (green) begin in two different ones.
 Actions: up, down, left, right, one cell each; with `continuous=True` a step of at most one cell along each axis.
@@ -7,6 +7,8 @@ Every step costs 1/32 and the goal, where the episode ends, gives 1. After 32 st
 So an episode that misses the goal returns -1, and the best return is known: 1 - d / 32, where d is the number of
 cells between agent and goal, along the axes (d = 16/3 on average, which makes 5/6) or, with `continuous=True`, the
 larger of the two distances.
+
+PixelMemory shows the goal in the first picture of an episode alone: a policy has to remember it.
 
 PixelState gives a dict: `pixels` shows the goal alone, and `state` has the agent's place and its last move, in
 [-1, 1]. Neither is enough without the other.
@@ -66,6 +68,14 @@ class PixelGoal(gym.Env[Any, Any]):
         column, row = round(self._x), round(self._y)
         picture[row : row + CELL, column : column + CELL, RED] = 255
         return picture
+
+
+class PixelMemory(PixelGoal):
+    """Move to a goal that the first picture of an episode shows and no other."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._picture[:, :, GREEN] = 0
+        return super().step(action)
 
 
 class PixelState(PixelGoal):

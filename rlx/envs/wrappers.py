@@ -21,12 +21,12 @@ from rlx.errors import UserError, nearest, shown
 # Wrappers of Gymnasium that a config cannot have, and what to do instead
 REFUSED = {
     "Autoreset": "rlx resets envs itself; leave it out",
-    "HumanRendering": "it opens a window; watch a policy from Python instead (rlx.load)",
+    "HumanRendering": "it opens a window; use `python -m rlx watch RUN`",
     "NormalizeObservation": "its statistics are no part of a policy; use algo.normalize_obs=true",
     "NormalizeReward": "its statistics are no part of a run; use reward=running_norm",
     "RecordEpisodeStatistics": "returns and lengths are in every run's metrics; leave it out",
-    "RecordVideo": "it writes files wherever it is told to; record a policy from Python instead (rlx.load)",
-    "RenderCollection": "it keeps every frame in memory; record a policy from Python instead (rlx.load)",
+    "RecordVideo": "it writes files wherever it is told to; use callbacks=[default,video]",
+    "RenderCollection": "it keeps every frame in memory; use callbacks=[default,video]",
     "TimeLimit": "use env.max_episode_steps",
     "TransformAction": "it takes a function; write a wrapper of your own",
     "TransformObservation": "it takes a function; write a wrapper of your own",

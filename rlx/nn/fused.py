@@ -10,7 +10,8 @@ Autograd nodes, each next to the plain function that it computes:
 Functions that can also be `recorded`, for PPO and DQN, whose networks are so small that even a few nodes of autograd
 cost as much as their arithmetic: networks, scores of actions, and what the losses of these algorithms are made of.
 
-Compiled code takes the plain functions, which a compiler merges by itself.
+Compiled code takes the plain functions, which a compiler merges by itself. Where the native nodes are on (see
+rlx/nn/native), networks and samples are computed by those, and the functions here stand in where they decline.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from rlx.nn.native import ACTIVATION_NUMBERS, NATIVE
 
 LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0
 NORM_EPS = 1e-5
@@ -89,16 +92,23 @@ def compiled_linear(x: Tensor, layer: Layer) -> Tensor:
     return ((x * layer.weight.mT).sum(-1, keepdim=True) if narrow else torch.matmul(x, layer.weight)) + layer.bias
 
 
-def plain_mlp(x: Tensor, layers: Sequence[Layer], activation: str, dropout: float = 0.0) -> Tensor:
-    """linear -> LayerNorm -> activation -> dropout, and a linear layer at the end; gradients by autograd."""
+def plain_mlp(
+    x: Tensor, layers: Sequence[Layer], activation: str, dropout: float = 0.0, masks: Sequence[Tensor] = ()
+) -> Tensor:
+    """linear -> LayerNorm -> activation -> dropout, and a linear layer at the end; gradients by autograd.
+
+    `masks` are those of dropout, of each hidden layer, where they have been drawn before.
+    """
     apply = compiled_linear if torch.compiler.is_compiling() else linear
     activate = ACTIVATIONS[activation]
-    for layer in layers[:-1]:
+    for i, layer in enumerate(layers[:-1]):
         x = apply(x, layer)
         if layer.gain is not None:
             x = torch.addcmul(layer.shift, F.layer_norm(x, x.shape[-1:], eps=NORM_EPS), layer.gain)
         x = activate(x)
-        if dropout > 0.0:
+        if masks:
+            x = x * masks[i]
+        elif dropout > 0.0:
             x = F.dropout(x, dropout)
     return apply(x, layers[-1])
 
@@ -140,7 +150,11 @@ class HandWrittenMLP(torch.autograd.Function):
         n, depth = ctx.sizes
         parameters, inputs, norms = saved[:n], saved[n : n + depth], saved[n + depth :]
         if torch.is_grad_enabled():  # create_graph=True asks for gradients of gradients: autograd knows them
-            return differentiable_backward(ctx, grad, x, action, parameters)
+            wanted = [*ctx.needs_input_grad[:2], *ctx.needs_input_grad[4:]]
+            by_x, by_action, *others = differentiable_backward(
+                grad, x, action, parameters, ctx.width, ctx.activation, (), wanted
+            )
+            return by_x, by_action, None, None, *others
         layers = unflatten(parameters, ctx.width)
         found: list[Tensor | None] = []
         stacked = grad.dim() == 3
@@ -179,31 +193,79 @@ def input_grads(ctx: Any, grad: Tensor, weight: Tensor, x: Tensor) -> tuple[Tens
 
 
 def differentiable_backward(
-    ctx: Any, grad: Tensor, x: Tensor, action: Tensor | None, parameters: Sequence[Tensor]
+    grad: Tensor,
+    x: Tensor,
+    action: Tensor | None,
+    parameters: Sequence[Tensor],
+    width: int,
+    activation: str,
+    masks: Sequence[Tensor],
+    wanted: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
-    """The same gradients as functions that can be differentiated again."""
-    wanted = [i for i, needed in enumerate(ctx.needs_input_grad) if needed]
-    inputs: list[Any] = [x, action, None, None, *parameters]
-    layers = unflatten(parameters, ctx.width)
-    y = plain_mlp(join(x, action, layers[0].weight), layers, ctx.activation)
-    grads = torch.autograd.grad(y, [inputs[i] for i in wanted], grad, create_graph=True)
-    found: list[Tensor | None] = [None] * len(inputs)
-    for i, g in zip(wanted, grads, strict=True):
-        found[i] = g
-    return tuple(found)
+    """The gradients of x, of the action and of the parameters, as functions that can be differentiated again."""
+    inputs: list[Any] = [x, action, *parameters]
+    layers = unflatten(parameters, width)
+    y = plain_mlp(join(x, action, layers[0].weight), layers, activation, masks=masks)
+    asked = [tensor for tensor, needed in zip(inputs, wanted, strict=True) if needed]
+    grads = iter(torch.autograd.grad(y, asked, grad, create_graph=True))
+    return tuple(next(grads) if needed else None for needed in wanted)
 
 
 def unflatten(parameters: Sequence[Tensor], width: int) -> list[Layer]:
     return [Layer(*parameters[i : i + width]) for i in range(0, len(parameters), width)]
 
 
+def flatten(layers: Sequence[Layer]) -> list[Tensor]:
+    return [p for layer in layers for p in layer if p is not None]
+
+
+def native_mlp(
+    x: Tensor,
+    action: Tensor | None,
+    parameters: Sequence[Tensor],
+    norm: bool,
+    activation: str,
+    dropout: float = 0.0,
+    frozen: bool = False,
+    members: Tensor | slice | None = None,
+) -> Tensor | None:
+    """`run_mlp` by the native node, for the network that the arguments of MLP.forward ask for; None: it declines."""
+    width, masks = 4 if norm else 2, None
+    if dropout > 0.0:
+        shape = x.shape[:-1] if parameters[0].dim() == x.dim() else (len(parameters[0]), *x.shape[:-1])
+        # the draws of F.dropout, layer by layer
+        sizes = [bias.shape[-1] for bias in parameters[1:-1:width]]
+        masks = [torch.empty(*shape, n).bernoulli_(1.0 - dropout).div_(1.0 - dropout) for n in sizes]
+    number = ACTIVATION_NUMBERS[activation]
+    y: Tensor | None = NATIVE.on.mlp(x, action, parameters, width, number, frozen, members, masks, 1.0 - dropout)
+    return y
+
+
+def differentiate_again(
+    grad: Tensor,
+    x: Tensor,
+    action: Tensor | None,
+    parameters: Sequence[Tensor],
+    width: int,
+    activation: int,
+    masks: Sequence[Tensor],
+    wanted: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    """`differentiable_backward` for the native node."""
+    name = next(name for name, number in ACTIVATION_NUMBERS.items() if number == activation)
+    return differentiable_backward(grad, x, action, parameters, width, name, masks, wanted)
+
+
 def run_mlp(x: Tensor, action: Tensor | None, layers: Sequence[Layer], activation: str, dropout: float = 0.0) -> Tensor:
     """`plain_mlp` of `join(x, action)`, with gradients by hand where they are wanted and written."""
+    if NATIVE.on is not None and not torch.compiler.is_compiling():
+        y = native_mlp(x, action, flatten(layers), layers[0].gain is not None, activation, dropout)
+        if y is not None:
+            return y
     by_hand = activation in GRADIENTS and dropout == 0.0 and not torch.compiler.is_compiling()
     if by_hand and torch.is_grad_enabled():
         width = 2 if layers[0].gain is None else 4
-        parameters = [p for layer in layers for p in layer if p is not None]
-        return HandWrittenMLP.apply(x, action, activation, width, *parameters)
+        return HandWrittenMLP.apply(x, action, activation, width, *flatten(layers))
     return plain_mlp(join(x, action, layers[0].weight), layers, activation, dropout)
 
 
@@ -253,6 +315,19 @@ class SquashedSample(torch.autograd.Function):
         log_std_grad = (raw_grad * deviation).sub_(log_prob_grad)
         log_std_grad.mul_(log_std == head.chunk(2, -1)[1])  # nothing where log_std was clamped
         return torch.cat([raw_grad, log_std_grad], -1), None
+
+    @classmethod
+    def apply(cls, head: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        pair = NATIVE.on.squashed(head, noise) if NATIVE.on is not None else None
+        return super().apply(head, noise) if pair is None else pair
+
+
+def squash(head: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """An action and its log-probability [B] from the outputs of a network: `squashed_sample` in few operations."""
+    by_node = torch.is_grad_enabled() or NATIVE.on is not None
+    if by_node and not torch.compiler.is_compiling():
+        return SquashedSample.apply(head, noise)
+    return squashed_sample(*gaussian(head), noise)[:2]
 
 
 # -- computations that are recorded and differentiated without autograd
@@ -337,8 +412,17 @@ def go_back(loss: Tensor, into: Places) -> None:
 
 
 def small_mlp(x: Tensor, layers: Sequence[Layer], activation: str) -> list[Tensor]:
-    """What each of the linear layers reads and, last, the output: `plain_mlp` without its choices, for few rows and
-    small layers, where to choose costs as much as to compute.
+    """What each of the linear layers reads and, last, the output; of native nodes, the output alone."""
+    if NATIVE.on is not None and not torch.compiler.is_compiling():
+        y = native_mlp(x, None, flatten(layers), False, activation)
+        if y is not None:
+            return [y]
+    return each_of_small_mlp(x, layers, activation)
+
+
+def each_of_small_mlp(x: Tensor, layers: Sequence[Layer], activation: str) -> list[Tensor]:
+    """`plain_mlp` without its choices, for few rows and small layers, where to choose costs as much as to compute:
+    what each of the linear layers reads and, last, the output.
     """
     activate = ACTIVATIONS[activation]
     found = [x]
@@ -350,10 +434,13 @@ def small_mlp(x: Tensor, layers: Sequence[Layer], activation: str) -> list[Tenso
 
 def recorded_mlp(x: Tensor, layers: Sequence[Layer], activation: str) -> Tensor:
     """`small_mlp`, recorded; a gradient [B] of an output [B, 1] is taken as [B, 1]."""
+    pair = NATIVE.on.record(x, flatten(layers), ACTIVATION_NUMBERS[activation]) if NATIVE.on is not None else None
+    if pair is not None:
+        return natively_recorded(x, layers, activation, *pair)
     slope, by_autograd = GRADIENTS[activation], torch.is_grad_enabled()
     try:
         torch._C._set_grad_enabled(False)  # a tenth of the time of torch.no_grad
-        *inputs, y = small_mlp(x, layers, activation)
+        *inputs, y = each_of_small_mlp(x, layers, activation)
     finally:
         torch._C._set_grad_enabled(by_autograd)
 
@@ -365,6 +452,18 @@ def recorded_mlp(x: Tensor, layers: Sequence[Layer], activation: str) -> Tensor:
             torch.sum(grad, 0, out=places[i][1])
             if i > 0:
                 grad = slope(grad.mm(layers[i].weight.t()), inputs[i])
+        return (None,)
+
+    Step(backward, (x,), (y,))
+    return y
+
+
+def natively_recorded(x: Tensor, layers: Sequence[Layer], activation: str, y: Tensor, kept: Tensor) -> Tensor:
+    """The output of a native pass, and the way back through it."""
+
+    def backward(into: Places, grad: Tensor) -> Sequence[None]:
+        places = [place for pair in into.of_layers(layers) for place in pair]
+        NATIVE.on.go_back(x, kept, flatten(layers), ACTIVATION_NUMBERS[activation], grad, places)
         return (None,)
 
     Step(backward, (x,), (y,))
@@ -488,6 +587,11 @@ def dueling(head: Tensor) -> Tensor:
 
 def chosen(q: Tensor, action: Tensor) -> Tensor:
     """Q(s, a) [B] of the actions [B] out of Q(s, .) [B, K]."""
+    natively = NATIVE.on is not None and is_recorded(q)
+    taken = NATIVE.on.chosen(q, action) if natively else None
+    if taken is not None:
+        Step(lambda into, grad: (NATIVE.on.chosen_back(action, grad, q.shape[-1]),), (q,), (taken,))
+        return taken
     action = action.unsqueeze(-1)
     taken = q.gather(-1, action).squeeze(-1)
     if is_recorded(q):
@@ -501,6 +605,12 @@ def chosen(q: Tensor, action: Tensor) -> Tensor:
 
 def huber_loss(value: Tensor, target: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
     """The mean of weight * huber(value - target), and the differences [B]."""
+    natively = NATIVE.on is not None and is_recorded(value)
+    made = NATIVE.on.huber(value, target, weight) if natively else None
+    if made is not None:
+        loss, error, slopes = made
+        Step(lambda into, scale: (slopes if scale == 1.0 else slopes * scale,), (value,), (loss,))
+        return loss, error
     error = value - target
     slope = error.clamp(-1.0, 1.0)
     each = slope * (error - 0.5 * slope)

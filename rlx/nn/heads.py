@@ -11,14 +11,13 @@ from torch import Tensor, nn
 from rlx.nn.distributions import Categorical, DiagGaussian, Distribution, MultiCategorical
 from rlx.nn.encoders import Encoder
 from rlx.nn.fused import (
-    SquashedSample,
     column,
     gaussian,
     noise_like,
-    plain_mlp,
+    run_mlp,
     small_mlp,
+    squash,
     squashed_log_prob,
-    squashed_sample,
 )
 from rlx.nn.mlp import MLP
 from rlx.types import Obs, Spec
@@ -132,9 +131,7 @@ class SquashedGaussian(nn.Module):
         """A reparametrised action and its log-probability [B]."""
         head = self.net(obs)
         noise = noise_like(head[..., head.shape[-1] // 2 :])
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            return SquashedSample.apply(head, noise)
-        return squashed_sample(*gaussian(head), noise)[:2]
+        return squash(head, noise)
 
     def mode(self, obs: Obs) -> Tensor:
         return torch.tanh(self(obs)[0])
@@ -197,7 +194,7 @@ class BoundedGaussian(nn.Module):
     @torch.no_grad()
     def act(self, obs: Obs, explore: bool) -> Tensor:
         """A sample to explore, else the mean; never with dropout."""
-        mean = torch.tanh(plain_mlp(self.net.encode(obs), self.net.layers(), self.net.activation))
+        mean = torch.tanh(run_mlp(self.net.encode(obs), None, self.net.layers(), self.net.activation))
         if not explore:
             return mean
         return DiagGaussian(mean, self.log_std.clamp(*self.log_std_range)).sample().clamp_(-1.0, 1.0)
@@ -229,7 +226,7 @@ class DiscreteHead(nn.Module):
     @torch.no_grad()
     def act(self, obs: Obs, explore: bool) -> Tensor:
         """A draw to explore, else the most likely choice; never with dropout."""
-        choice = self.distribution(plain_mlp(self.net.encode(obs), self.net.layers(), self.net.activation))
+        choice = self.distribution(run_mlp(self.net.encode(obs), None, self.net.layers(), self.net.activation))
         return choice.sample() if explore else choice.mode()
 
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from rlx.errors import UserError
-from rlx.nn.fused import ACTIVATIONS, GRADIENTS, Layer, is_recorded, recorded_mlp, run_mlp
+from rlx.nn.fused import ACTIVATIONS, GRADIENTS, Layer, flatten, is_recorded, native_mlp, recorded_mlp, run_mlp
+from rlx.nn.native import NATIVE
 
 
 class MLP(nn.Module):
@@ -52,6 +53,7 @@ class MLP(nn.Module):
         initialize(self.weights, self.biases, init, final_gain)
         self.recordable = ensemble is None and not layer_norm and dropout == 0.0 and activation in GRADIENTS
         self._layers = [Layer(*p) for p in zip_longest(self.weights, self.biases, self.gains, self.shifts)]
+        self._flat = flatten(self._layers)
 
     def layers(self, frozen: bool = False, members: Tensor | slice | None = None) -> list[Layer]:
         """The parameters layer by layer: detached, and of some members only, where asked."""
@@ -88,6 +90,11 @@ class MLP(nn.Module):
             rows = action if action is None else action.reshape(-1, action.shape[-1])
             return MLP.forward(self, x.reshape(-1, x.shape[-1]), rows, frozen).reshape(*x.shape[:-1], -1)
         dropout = self.dropout if self.training else 0.0
+        if NATIVE.on is not None and not torch.compiler.is_compiling():
+            norm = len(self.gains) > 0
+            y = native_mlp(x, action, self._flat, norm, self.activation, dropout, frozen, members)
+            if y is not None:
+                return y
         return run_mlp(x, action, self.layers(frozen, members), self.activation, dropout)
 
 

@@ -15,6 +15,7 @@ from torch.autograd import Variable
 
 from rlx.errors import UserError
 from rlx.nn.fused import Places, go_back, is_recorded
+from rlx.nn.native import NATIVE
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -27,6 +28,16 @@ def differentiate(loss: Tensor, params: Sequence[Tensor], retain_graph: bool = F
         (loss,), (torch.ones_like(loss),), retain_graph, False, tuple(params), False, accumulate_grad=False
     )
     return grads
+
+
+def clip(vector: Tensor, max_norm: float) -> Tensor:
+    """Scale a vector to a norm of at most `max_norm`; the norm that it had."""
+    natively = NATIVE.on is not None and not torch.compiler.is_compiling()
+    norm: Tensor | None = NATIVE.on.clip(vector, max_norm) if natively else None
+    if norm is None:
+        norm = torch.linalg.vector_norm(vector)
+        vector.mul_((max_norm / (norm + 1e-6)).clamp_(max=1.0))
+    return norm
 
 
 class Optimizer:
@@ -61,8 +72,7 @@ class Optimizer:
             else:
                 torch._foreach_copy_(self._places.parts, list(differentiate(loss, self.params, retain_graph)))
             if max_grad_norm is not None:
-                self.grad_norm = torch.linalg.vector_norm(self._places.vector)
-                self._places.vector.mul_((max_grad_norm / (self.grad_norm + 1e-6)).clamp_(max=1.0))
+                self.grad_norm = clip(self._places.vector, max_grad_norm)
             self._move(self._places.parts)
         finally:
             torch._C._set_grad_enabled(by_autograd)
@@ -108,8 +118,11 @@ class Adam(Optimizer):
         self._numbers = torch.zeros(2, device=self.params[0].device)  # step size and correction of a compiled step
 
     def _move(self, grads: list[Tensor]) -> None:
+        compiling = torch.compiler.is_compiling()
+        if NATIVE.on is not None and not compiling and self._move_natively(grads):
+            return
         self.steps += 1
-        if torch.compiler.is_compiling():
+        if compiling:
             return self._move_compiled(grads)
         torch._fused_adam_(
             self.params,
@@ -126,6 +139,15 @@ class Adam(Optimizer):
             amsgrad=False,
             maximize=False,
         )
+
+    def _move_natively(self, grads: list[Tensor]) -> bool:
+        """The same step by one native call; False where it declines."""
+        return bool(
+            NATIVE.on.adam(
+                self.params, grads, self.exp_avg, self.exp_avg_sq, self.steps, self.lr * self.scale, *self.betas,
+                self.eps, self.weight_decay,
+            )
+        )  # fmt: skip
 
     def prepare(self) -> None:
         step = self.steps.item() + 1.0  # compiled code would compute these numbers anew for each weight
@@ -256,7 +278,10 @@ class RAdam(Adam):
 @torch.no_grad()
 def polyak(targets: Iterable[Tensor], online: Iterable[Tensor], tau: float) -> None:
     """target <- (1 - tau) * target + tau * online."""
-    torch._foreach_lerp_(list(targets), list(online), tau)
+    targets, online = list(targets), list(online)
+    if NATIVE.on is not None and not torch.compiler.is_compiling() and NATIVE.on.follow(targets, online, tau):
+        return
+    torch._foreach_lerp_(targets, online, tau)
 
 
 def target_of(module: M) -> M:

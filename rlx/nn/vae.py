@@ -65,9 +65,10 @@ class VAE(nn.Module):
 
 def by_blocks(function: Callable[[Tensor], Tensor], obs: Tensor, candidates: int) -> Tensor:
     """`function` of the states `obs`, each of which it turns into many rows, on so few states at a time that the work
-    stays in the cache: up to twice as quick, and in bounded memory.
+    stays in the cache: up to twice as quick, and in bounded memory. An exported policy, whose graph is the same for any
+    number of states, takes all of them at once.
     """
     states = max(1, BLOCK_ROWS // candidates)
-    if len(obs) <= states:
+    if torch.compiler.is_exporting() or len(obs) <= states:
         return function(obs)
     return torch.cat([function(block) for block in obs.split(states)])

@@ -33,6 +33,8 @@ BAD_INPUT = 2  # an exit code that trying again does not mend
 class Source(Protocol):
     """Where tasks come from: a grid, or a search. A source adds its jobs to the sweep before it gives out a task."""
 
+    configs: Any  # the configs of its jobs, see `rlx.sweeps.grid.Checked`
+
     def next(self) -> Task | None:
         """The next task; None where there is nothing to start now."""
 
@@ -46,6 +48,15 @@ class Source(Protocol):
 
     def ended(self, job: Job, ended: Ended) -> None:
         """A job has ended, for good unless this source starts it again; its state and result may be changed here."""
+
+    def planned(self) -> str:
+        """What there is to do in all: '36 jobs'."""
+
+    def left(self) -> str:
+        """What there is still to do: '3 of 36 jobs left'."""
+
+    def close(self) -> list[str]:
+        """The sweep is over, for now; what there is to say besides its table."""
 
 
 class View(Protocol):
@@ -66,6 +77,7 @@ class Running:
     tail: Tail
     began: float  # monotonic
     attempt: int
+    begun: bool = False  # has a process taken it up
     share: float | None = None  # of its budget
     first_share: float = 0.0  # where this attempt began
     latest: float | None = None  # eval/return_mean
@@ -215,6 +227,8 @@ class Driver:
     def _hurry(self, running: Running) -> None:
         """Stop a job that takes too long, and end one that does not stop."""
         at = time.monotonic()
+        if not running.begun:  # it may wait in somebody's queue, and no time counts there
+            running.begun, running.began = self.pool.begun(running.job.number), at
         if self.limits.timeout is not None and running.stopping is None and at - running.began > self.limits.timeout:
             self._stop(running, "timeout")
         if running.kill_at is not None and at > running.kill_at:

@@ -18,6 +18,7 @@ from rlx.config import check_spec, env_modules
 from rlx.config.overrides import parse_override
 from rlx.data.presence import check_there
 from rlx.errors import UserError
+from rlx.reporting import counted
 from rlx.sweeps.job import Ended, Task, prepare
 from rlx.sweeps.manifest import MOST_JOBS, SEED, Job, Sweep
 from rlx.sweeps.settings import Dimension, Plan, naming
@@ -58,6 +59,15 @@ class Grid:
 
     def finished(self) -> bool:
         return not self._waiting
+
+    def planned(self) -> str:
+        return counted(len(self.sweep.jobs), "job")
+
+    def left(self) -> str:
+        return f"{len(self._waiting)} of {self.planned()} left"
+
+    def close(self) -> list[str]:
+        return []
 
     def evaluated(self, job: Job, row: dict[str, Any]) -> str | None:
         return None

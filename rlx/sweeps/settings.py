@@ -28,6 +28,7 @@ from rlx.errors import UserError, nearest, shown
 from rlx.fields import check_numbers
 from rlx.sweeps.launchers.base import LauncherConfig, Pool
 from rlx.sweeps.manifest import MOST_JOBS
+from rlx.sweeps.search.settings import SearchConfig, read_search, take_search
 
 SWEEPS = Path("multirun_outputs") / "sweeps"
 NAME = "sweep"  # sweep=NAME: the folder below SWEEPS
@@ -63,6 +64,8 @@ class Plan:
     folder: Path
     changes: tuple[str, ...] = ()  # of a resume
     trust: tuple[str, ...] = ()  # modules that were trusted when resuming
+    search: SearchConfig | None = None  # as it was typed
+    search_changes: tuple[str, ...] = ()  # search.KEY=VALUE of a resume
     typed: bool = True  # were the jobs typed in this session, not read from a manifest
     hydra_overrides: list[str] = field(default_factory=list)
 
@@ -99,15 +102,24 @@ def read_plan(arguments: Sequence[str]) -> Plan:
                 f"{override} would put all jobs of a sweep into one folder; use sweep=NAME or {FOLDER}=FOLDER, below "
                 "which each job has its own."
             )
+    searching, overrides = take_search(overrides)
+    search = read_search(searching, config_folders(overrides)) if searching else None
     ours, jobs = split(overrides)
     dimensions = latest([read_dimension(override, overrides) for override in jobs])
+    if search is not None:
+        typed = {dimension.name for dimension in dimensions}
+        named = [f"{key}={_text(value)}" for key, value in {**search.fixed, **search.space}.items()]
+        of_search = [read_dimension(override, overrides) for override in named]
+        dimensions = [d for d in of_search if d.name not in typed] + dimensions
     hydra = compose_hydra(dimensions, ours)
+    if search is not None and hydra.runtime.choices["hydra/sweeper"] != "optuna":
+        raise UserError(f"{shown(searching[0])} is about a search; add hydra/sweeper=optuna.")
     params = hydra.sweeper.get("params") or {}
     typed = {dimension.name for dimension in dimensions}
     more = fit_numbers([f"{key}={_text(value)}" for key, value in params.items()], sweep=True)
     from_yaml = [read_dimension(override, overrides) for override in more]
     dimensions = [d for d in from_yaml if d.name not in typed] + dimensions
-    return Plan(given, dimensions, hydra, sweep_folder(name, ours, hydra), hydra_overrides=ours)
+    return Plan(given, dimensions, hydra, sweep_folder(name, ours, hydra), search=search, hydra_overrides=ours)
 
 
 def first_job(arguments: Sequence[str]) -> list[str]:
@@ -194,6 +206,7 @@ def latest(dimensions: Sequence[Dimension]) -> list[Dimension]:
 
 def compose_hydra(dimensions: Sequence[Dimension], ours: Sequence[str]) -> DictConfig:
     """Hydra's own config, with the launcher and the sweeper that were chosen."""
+    register()
     check_hydra(ours)
     first = [dimension.override(dimension.values[0]) for dimension in dimensions]
     with naming(", ".join(d.override(d.values[0]) for d in dimensions if d.swept)):

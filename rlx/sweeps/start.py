@@ -8,19 +8,19 @@ import sys
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 from rlx.cli import VERBS
 from rlx.config import fit_numbers, instantiate
 from rlx.errors import UserError
-from rlx.reporting import counted, shortest
+from rlx.reporting import shortest
 from rlx.run_folder import RunLock
 from rlx.sweeps.driver import Driver, Source, read_result
 from rlx.sweeps.launchers.base import LauncherConfig, Pool
 from rlx.sweeps.manifest import Sweep, is_sweep
+from rlx.sweeps.search.settings import take_search
 from rlx.sweeps.settings import Plan, compose_hydra, read_plan, split, take_name
 from rlx.sweeps.table import closing_lines, fold, listing, view, write_results
-from rlx.system import INTERRUPTS, versions
+from rlx.system import INTERRUPTED, versions
 
 log = logging.getLogger("rlx")
 
@@ -53,7 +53,7 @@ def sweep(arguments: Sequence[str], dry_run: bool = False) -> int:
         with RunLock(plan.folder):
             if is_sweep(plan.folder):
                 raise UserError(f"{plan.folder} has become another sweep meanwhile; choose another sweep=NAME.")
-            log.info("Sweep: %s below %s", counted(len(made.jobs), "job"), shortest(plan.folder))
+            log.info("Sweep: %s below %s", source.planned(), shortest(plan.folder))
             return run(made, source, pool, limits)
 
 
@@ -63,9 +63,11 @@ def _go_on(plan: Plan, arguments: Sequence[str]) -> int:
         there = Sweep.load(plan.folder)
         again = Sweep(plan.folder)
         before = [o for o in there.overrides if not o.startswith(RERUN)]
-        if before == [o for o in plan.given if not o.startswith(RERUN)]:
+        same = before == [o for o in plan.given if not o.startswith(RERUN)]
+        if same and there.search is None:
             make_source(plan, again)
-        if sorted(job.overrides for job in there.jobs) != sorted(job.overrides for job in again.jobs):
+            same = sorted(job.overrides for job in there.jobs) == sorted(job.overrides for job in again.jobs)
+        if not same:
             raise UserError(
                 f"{shortest(plan.folder)} holds another sweep ({there.command}); choose another sweep=NAME, or resume "
                 f"that one with `python -m rlx resume {shlex.quote(shortest(plan.folder))}`."
@@ -77,8 +79,12 @@ def resume(folder: Path, changes: Sequence[str] = (), trust: Sequence[str] = ())
     """Run what is missing, unfinished or failed in a sweep; with changes, such as a longer budget, go on with all."""
     with RunLock(folder):
         there = Sweep.load(folder)
-        ours, changed = split(changes)
+        searching, rest = take_search(changes)
+        if searching and there.search is None:
+            raise UserError(f"{searching[0]} is about a search, and {shortest(folder)} is a plain sweep; leave it out.")
+        ours, changed = split(rest)
         plan = plan_of(there, ours, changed, trust)
+        plan.search_changes = tuple(searching)
         return _continue(plan, there)
 
 
@@ -98,35 +104,35 @@ def _continue(plan: Plan, there: Sweep) -> int:
     for job in there.jobs:
         if job.state not in ("done", "pruned"):
             job.result = read_result(there.job_folder(job))
-            if job.result is not None and job.result["stop_reason"] not in INTERRUPTS.values():
+            if job.result is not None and job.result["stop_reason"] not in INTERRUPTED:
                 job.state, job.exit_code, job.reason = "done", 0, None  # the sweep ended before it was written down
-    if all(job.state in ("done", "pruned") for job in there.jobs) and not plan.changes:
-        finish(there)
-        log.info("%s has finished (%s); nothing to do.", shortest(plan.folder), counted(len(there.jobs), "job"))
-        return 0
     source = make_source(plan, there)
+    if source.finished():
+        source.close()
+        finish(there)
+        log.info("%s has finished (%s); nothing to do.", shortest(plan.folder), source.planned())
+        return 0
     there.launcher = plan.launcher
     there.versions = versions()
-    done = there.count("done", "pruned")
-    log.info("Going on with %s: %s of %s left", shortest(plan.folder),
-             len(there.jobs) if plan.changes else len(there.jobs) - done, counted(len(there.jobs), "job"))  # fmt: skip
+    log.info("Going on with %s: %s", shortest(plan.folder), source.left())
     limits = plan.limits
     with closing(plan.pool(source.configs.threads)) as pool:
         return run(there, source, pool, limits)
 
 
-def make_source(plan: Plan, made: Sweep) -> Any:
+def make_source(plan: Plan, made: Sweep) -> Source:
     """The grid or the search that was chosen; its jobs are checked."""
     source: Source = instantiate(plan.hydra.sweeper, plan, made)
     return source
 
 
-def run(made: Sweep, source: Any, pool: Pool, limits: LauncherConfig) -> int:
+def run(made: Sweep, source: Source, pool: Pool, limits: LauncherConfig) -> int:
     """Drive a sweep to its end, and tell what it came to; the exit code."""
     driver = Driver(made, source, pool, limits, view(made, pool.stoppable), source.configs)
     code = driver.run()
+    more = source.close()
     finish(made)
-    log.info("%s", "\n".join([closing_lines(made), *next_steps(made)]))
+    log.info("%s", "\n".join([closing_lines(made), *more, *next_steps(made)]))
     return code
 
 

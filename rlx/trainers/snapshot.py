@@ -12,6 +12,7 @@
     callbacks   what each of them keeps
     rng         python, numpy, torch
     threads     of torch, on which rounding depends
+    native      whether native nodes computed, which round differently
 
 A part has `state` and `load_state` (JSON), `tensors` and `load_tensors`, or both. They are taken back in this order:
 the collector needs the learner and the reward transform, and nothing may disturb the random states afterwards.
@@ -29,6 +30,7 @@ from torch import Tensor
 
 from rlx.checkpoint import CheckpointData
 from rlx.errors import UserError
+from rlx.nn.native.choose import is_native
 from rlx.restoring import check_like
 from rlx.rng import load_rng_state, load_rng_tensors, rng_state, rng_tensors
 from rlx.trainers.state import TrainerState
@@ -80,6 +82,7 @@ def parts_of(trainer: Trainer) -> dict[str, Part]:
         "callbacks": Part.of(trainer.bus),
         "rng": Part(rng_state, load_rng_state, rng_tensors, load_rng_tensors),
         "threads": Part(torch.get_num_threads),
+        "native": Part(is_native, of_policy=True),
     }
 
 

@@ -41,7 +41,7 @@ from rlx.learner import Learner
 from rlx.rewards import RewardTransform
 from rlx.run_folder import ERROR_FILE
 from rlx.schedules import MIXTURE
-from rlx.system import INTERRUPTED
+from rlx.system import INTERRUPTED, PAUSED
 from rlx.trainers.failures import diverged, explained, how_to_resume
 from rlx.trainers.guard import Guard
 from rlx.trainers.snapshot import Snapshot
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
     from rlx.data.augment import Augment
     from rlx.data.dataset import TransitionDataset
+    from rlx.envs.factory import EnvConfig
     from rlx.envs.vector import VectorEnv
 
 BUDGETS = ("max_env_steps", "max_updates", "max_epochs", "max_seconds", "completed")
@@ -86,6 +87,7 @@ class TrainerConfig:
     max_updates: int | None = number(None, least=0)  # stop after so many updates
     max_epochs: int | None = number(None, least=0)  # stop after so many epochs
     max_seconds: float | None = number(None, least=0)  # stop after so much wall time
+    pause_at: int | None = number(None, least=1)  # save and stop after so many steps; a resume goes on
     epoch_length: int = number(1000, least=1)  # steps in an epoch
     eval_interval: int = number(1000, least=0)  # steps between evaluations; 0: only at the end
     eval_episodes: int = number(10, least=1, most=MOST_EPISODES)  # episodes of each evaluation
@@ -104,19 +106,19 @@ class TrainerConfig:
     phases: dict[str, Phase] = field(default_factory=dict)
 
 
-def total_steps(settings: TrainerConfig) -> int | None:
+def total_steps(plan: TrainerConfig) -> int | None:
     """The budget on the clock of the regime; None if only wall time or a rule ends the run."""
     total = 0
-    for phase in settings.phases.values():
+    for phase in plan.phases.values():
         if phase.collect == 0:
-            limits = [x for x in (phase.updates, settings.max_updates) if x is not None]
+            limits = [x for x in (phase.updates, plan.max_updates) if x is not None]
         else:
-            limits = [x for x in (phase.env_steps, settings.max_env_steps) if x is not None]
+            limits = [x for x in (phase.env_steps, plan.max_env_steps) if x is not None]
         if not limits:
             total = 0
             break
         total += min(limits)
-    epochs = settings.max_epochs * settings.epoch_length if settings.max_epochs is not None else 0
+    epochs = plan.max_epochs * plan.epoch_length if plan.max_epochs is not None else 0
     return min((x for x in (total, epochs) if x), default=None)
 
 
@@ -136,6 +138,7 @@ class Trainer:
         replay: Replay | None = None,
         prior: Reader | None = None,
         dataset: TransitionDataset | None = None,
+        env_config: EnvConfig | None = None,
         augment: Augment | None = None,
     ):
         self.plan = plan  # budgets, intervals and phases: the group `trainer`
@@ -146,6 +149,7 @@ class Trainer:
         self.reward = reward
         self.run_dir = run_dir
         self.dataset = dataset
+        self.env_config = env_config  # to make further envs by; None: there is no simulator
         self.replay = replay
         self.prior = prior
         self.augment = augment  # of minibatches, if any
@@ -368,6 +372,8 @@ class Trainer:
             self.stop("max_epochs")
         if plan.max_seconds is not None and state.wall_time >= plan.max_seconds:
             self.stop("max_seconds")
+        if plan.pause_at is not None and state.steps >= plan.pause_at:
+            self.stop(PAUSED)
 
     def finished(self) -> bool:
         """Asked after a restore: would `run` make no step and no update? A budget that is spent becomes the reason."""

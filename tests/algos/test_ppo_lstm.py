@@ -11,6 +11,7 @@ from torch import Tensor
 from rlx.algos.ppo_lstm import PPOLSTM, Experience, PPOLSTMConfig, states_of
 from rlx.errors import UserError
 from rlx.losses import standardized
+from rlx.nn.encoders import Flat, FlatConfig
 from rlx.nn.recurrent import stretches
 from rlx.returns import gae
 from rlx.types import Carry, Rollout, Spec
@@ -404,3 +405,28 @@ def test_advantages_are_standardized_per_minibatch():
 def test_impossible_settings_are_refused(setting: dict[str, Any]):
     with pytest.raises(UserError, match=f"algo.{next(iter(setting))}"):
         make(**setting)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_images_are_learned_from_as_their_numbers_are(shared: bool) -> None:
+    """Pictures through the encoder that only scales them: the weights of a learner that gets vectors."""
+    torch.manual_seed(0)
+    pixels = torch.randint(256, (2, 6, 2, 3, 3, 1), dtype=torch.uint8)
+    ended, none = (torch.rand(6, 2) < 0.3).float(), torch.zeros(6, 2)
+    action, reward = torch.randint(3, (6, 2)), torch.randn(6, 2)
+    weights = []
+    for image in (False, True):
+        spec = Spec(
+            "x", (3, 3, 1) if image else (9,), "uint8" if image else "float32", "discrete", (), action_sizes=(3,)
+        )
+        torch.manual_seed(1)
+        cfg = PPOLSTMConfig(
+            lstm_hidden=[8], hidden=[8], epochs=2, batch_lanes=1, normalize_obs=False, shared_lstm=shared
+        )
+        learner = PPOLSTM(cfg, spec, lambda spec: Flat(FlatConfig(), spec))
+        obs, after = pixels if image else pixels.flatten(3).float() / 255.0
+        torch.manual_seed(2)
+        learner.update(Rollout(obs, action, reward, after, ended, none, learner.actor.initial(2)))
+        weights.append(learner.state_dict())
+    assert weights[0].keys() == weights[1].keys()
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])

@@ -214,3 +214,18 @@ def test_sync_and_async_show_the_same(env_id: str) -> None:
         envs.close()
         traces.append(trace)
     np.testing.assert_equal(*traces)
+
+
+def test_the_goal_is_shown_once() -> None:
+    """As PixelGoal, but for the green of all pictures after the first."""
+    seen, hidden = (gym.make(f"rlx/Pixel{kind}-v0") for kind in ("Goal", "Memory"))
+    first, other = (env.reset(seed=5)[0] for env in (seen, hidden))
+    np.testing.assert_array_equal(first, other)
+    assert first[:, :, 1].any()
+    for move in (UP, LEFT, DOWN, RIGHT):
+        a, b = seen.step(move), hidden.step(move)
+        assert a[0][:, :, 1].any()
+        assert not b[0][:, :, 1].any()
+        np.testing.assert_array_equal(a[0][:, :, 0], b[0][:, :, 0])
+        assert a[1:] == b[1:]
+    np.testing.assert_array_equal(hidden.reset(seed=5)[0], first)

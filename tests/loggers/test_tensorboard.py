@@ -11,6 +11,13 @@ from PIL import Image, ImageSequence
 from rlx.loggers.tensorboard import Tensorboard, TensorboardConfig
 
 
+@pytest.fixture(autouse=True)
+def event_files_sort_by_age(monkeypatch):
+    """Files of one process and second are told apart by a counter, and 10 sorts before 9."""
+    writer = pytest.importorskip("tensorboard.summary.writer.event_file_writer")
+    monkeypatch.setattr(writer, "_global_uid", writer.AtomicCounter(1000))
+
+
 @pytest.fixture
 def scalars(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")

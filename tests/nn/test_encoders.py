@@ -179,7 +179,9 @@ def batch_of(learner: Any, spec: Spec) -> Any:
     if learner.reads is Rollout:
         action = torch.randint(3, (6, 2)) if discrete else torch.randn(6, 2, 2)
         ends = torch.zeros(6, 2)
-        return Rollout(images(spec, 6, 2), action, torch.randn(6, 2), images(spec, 6, 2), ends, ends)
+        return Rollout(
+            images(spec, 6, 2), action, torch.randn(6, 2), images(spec, 6, 2), ends, ends, learner.actor.initial(2)
+        )
     action = torch.randint(3, (8,)) if discrete else 2 * torch.rand(8, 2) - 1
     return Batch(images(spec, 8), action, torch.randn(8), images(spec, 8), torch.zeros(8), torch.full((8,), 0.9))
 
@@ -202,7 +204,10 @@ def test_a_learner_learns_its_encoder_and_acts(name: str, obs: Spec) -> None:
     still = [k for k, before in kernels.items() if torch.equal(before, after[k])]
     assert not still
     for explore in (False, True):
-        assert learner.actor.act(images(spec, 3), (), explore).action.shape == (3, *spec.action_shape)
+        assert learner.actor.act(images(spec, 3), learner.actor.initial(3), explore).action.shape == (
+            3,
+            *spec.action_shape,
+        )
 
 
 def test_statistics_are_for_vectors() -> None:

@@ -19,6 +19,11 @@ def _hang() -> None:
         time.sleep(60)
 
 
+def _wait() -> None:
+    while Path(os.environ["TROUBLE"]).exists():
+        time.sleep(0.05)
+
+
 FAULTS: dict[str, Any] = {
     "none": lambda: None,
     "raise": lambda: 1 / 0,
@@ -26,6 +31,7 @@ FAULTS: dict[str, Any] = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "segfault": lambda: os.kill(os.getpid(), signal.SIGSEGV),
     "hang": _hang,
+    "wait": _wait,
 }
 
 

@@ -23,11 +23,17 @@ class LauncherConfig:
 class Pool(Protocol):
     """Runs tasks; made as `Target(config, threads)`, where `threads` is how many a job computes with."""
 
-    slots: int  # how many tasks at once
     stoppable: bool  # does `stop` have an effect
+
+    @property
+    def slots(self) -> int:
+        """How many tasks at once; may change."""
 
     def start(self, task: Task) -> None:
         """Begin a task; it may have ended when this returns."""
+
+    def begun(self, number: int) -> bool:
+        """Has a process taken up this task, so that its time counts?"""
 
     def wait(self, timeout: float) -> list[Ended]:
         """The tasks that have ended since; waits up to `timeout` seconds for the first one."""

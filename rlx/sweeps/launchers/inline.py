@@ -43,6 +43,9 @@ class InlinePool:
             log.removeHandler(copy)
             copy.close()
 
+    def begun(self, number: int) -> bool:
+        return True
+
     def wait(self, timeout: float) -> list[Ended]:
         ended, self._ended = self._ended, []
         return ended

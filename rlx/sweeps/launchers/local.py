@@ -67,6 +67,9 @@ class LocalPool:
         sender.close()
         self._processes[task.number] = (process, receiver)
 
+    def begun(self, number: int) -> bool:
+        return True
+
     def wait(self, timeout: float) -> list[Ended]:
         if not self._processes:
             time.sleep(timeout)

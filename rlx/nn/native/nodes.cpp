@@ -1,0 +1,1095 @@
+// The nodes of rlx/nn/fused.py and the steps of rlx/nn/optim.py in C++: float32 on the CPU.
+//
+// A function whose arguments are not of that kind returns None, and its caller takes the Python one.
+
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/saved_variable.h>
+
+#include <cmath>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "products.h"
+
+namespace {
+
+using namespace rlx;
+using at::Tensor;
+using torch::autograd::Node;
+using torch::autograd::SavedVariable;
+using torch::autograd::variable_list;
+using NodePtr = decltype(torch::autograd::Edge::function);
+
+constexpr float NORM_EPS = 1e-5f;
+constexpr float LOG_STD_MIN = -20.f, LOG_STD_MAX = 2.f;
+
+// how nodes are owned has changed between the versions of torch
+template <class T, class Pointer = NodePtr>
+std::pair<Pointer, T*> make_node() {
+  T* node = new T();
+  if constexpr (std::is_same_v<Pointer, std::shared_ptr<Node>>)
+    return {Pointer(node), node};
+  else
+    return {Pointer::unsafe_steal_from_new(node), node};
+}
+
+bool is_plain(const Tensor& t) {
+  return t.defined() && t.device().is_cpu() && t.scalar_type() == at::kFloat && t.layout() == at::kStrided &&
+         !t.is_neg();
+}
+
+float* data(const Tensor& t) { return static_cast<float*>(t.unsafeGetTensorImpl()->mutable_data()); }
+
+Tensor floats(at::IntArrayRef sizes) { return at::empty(sizes, at::TensorOptions(at::kFloat)); }
+
+// -- networks
+
+struct Layer {
+  const float *weight, *bias, *gain, *shift;  // [members, in, out], [members, out]
+  int64_t in, out;
+};
+
+// A network, or an ensemble, and the rows that it reads
+struct Net {
+  std::vector<Layer> layers;
+  std::vector<int64_t> members;  // which of them
+  int64_t rows = 0;
+  bool stacked = false;  // an ensemble
+  Activation activation = RELU;
+  bool norm = false;
+  float keep = 1.f;                 // of dropout
+  std::vector<const float*> masks;  // [members, rows, out] of each hidden layer, or none
+  const float* input = nullptr;     // [rows, in], or [members, rows, in]
+  int64_t ld = 0, apart = 0;        // from row to row, and from member to member
+
+  int64_t size() const { return static_cast<int64_t>(members.size()); }
+  int64_t hidden() const { return static_cast<int64_t>(layers.size()) - 1; }
+  const float* read_by(int64_t member) const { return input + member * apart; }
+  double work() const {
+    double sum = 0;
+    for (const auto& layer : layers) sum += 2.0 * layer.in * layer.out;
+    return sum * size();
+  }
+};
+
+// Where what a backward pass needs lies in one block of memory, for each hidden layer
+struct Kept {
+  std::vector<int64_t> y, normal, rstd;
+  int64_t total = 0;
+
+  explicit Kept(const Net& net) {
+    auto take = [&](int64_t n) {
+      const int64_t at = total;
+      total += (n + 15) / 16 * 16;
+      return at;
+    };
+    for (int64_t i = 0; i < net.hidden(); ++i) {
+      const int64_t n = net.size() * net.rows;
+      y.push_back(take(n * net.layers[i].out));
+      if (net.norm) {
+        normal.push_back(take(n * net.layers[i].out));
+        rstd.push_back(take(n));
+      }
+    }
+  }
+};
+
+float mean_of(const float* x, int64_t n) {
+  double sum = 0;
+  vec sums = {};
+  int64_t i = 0;
+  for (; i + W <= n; i += W) sums += load(x + i);
+  for (int j = 0; j < W; ++j) sum += sums[j];
+  for (; i < n; ++i) sum += x[i];
+  return static_cast<float>(sum / n);
+}
+
+// x [rows, n] becomes gain * normal + shift, activated
+void normalize(const Net& net, const Layer& layer, int64_t member, float* x, int64_t rows, float* normal, float* rstd,
+               const float* mask) {
+  const int64_t n = layer.out;
+  const float *gain = layer.gain + member * n, *shift = layer.shift + member * n, *bias = layer.bias + member * n;
+  for (int64_t i = 0; i < rows; ++i) {
+    float* row = x + i * n;
+    for (int64_t j = 0; j < n; ++j) row[j] += bias[j];
+    const float mean = mean_of(row, n);
+    for (int64_t j = 0; j < n; ++j) row[j] -= mean;
+    const float scale = 1.f / std::sqrt(dot(row, row, n) / n + NORM_EPS);
+    if (rstd) rstd[i] = scale;
+    for (int64_t j = 0; j < n; j += W) {
+      const int64_t left = n - j;
+      const vec v = load_some(row + j, left) * scale;
+      if (normal) store_some(normal + i * n + j, v, left);
+      vec y = activated(v * load_some(gain + j, left) + load_some(shift + j, left), net.activation);
+      if (mask) y *= load_some(mask + i * n + j, left);
+      store_some(row + j, y, left);
+    }
+  }
+}
+
+// the gradient [rows, n] behind a normalisation becomes that before it
+void denormalize(const Layer& layer, int64_t member, float* grad, const float* normal, const float* rstd,
+                 int64_t rows) {
+  const int64_t n = layer.out;
+  const float* gain = layer.gain + member * n;
+  for (int64_t i = 0; i < rows; ++i) {
+    float* g = grad + i * n;
+    const float* z = normal + i * n;
+    for (int64_t j = 0; j < n; ++j) g[j] *= gain[j];
+    const float mean = mean_of(g, n), along = dot(g, z, n) / n, scale = rstd[i];
+    for (int64_t j = 0; j < n; ++j) g[j] = scale * (g[j] - mean - z[j] * along);
+  }
+}
+
+// One layer of one member for some rows; x and y are those of the first of them
+void run_layer(const Net& net, int64_t i, int64_t m, int64_t first, int64_t rows, const float* x, int64_t ld, float* y,
+               float* normal, float* rstd) {
+  const Layer& layer = net.layers[i];
+  const int64_t member = net.members[m];
+  const float *weight = layer.weight + member * layer.in * layer.out, *bias = layer.bias + member * layer.out;
+  const bool last = i == net.hidden();
+  if (layer.out == 1 && last) {
+    for (int64_t r = 0; r < rows; ++r) y[r] = dot(x + r * ld, weight, layer.in) + *bias;
+    return;
+  }
+  const float* mask = net.masks.empty() || last ? nullptr : net.masks[i] + (m * net.rows + first) * layer.out;
+  After after;
+  if (last || !net.norm) {
+    after.kind = After::ACTIVATE;
+    after.activation = last ? NONE : net.activation;
+    after.row = bias;
+    after.mask = mask;
+  }
+  product(rows, layer.out, layer.in, x, ld, 1, weight, layer.out, false, y, layer.out, false, after);
+  if (!last && net.norm) normalize(net, layer, member, y, rows, normal, rstd, mask);
+}
+
+constexpr int64_t SOME = 96;  // rows whose hidden layers are small enough for the cache
+
+// y [members, rows, out]; hidden layers stay in `kept` where a backward pass is going to read them
+void forward(const Net& net, float* y, float* kept) {
+  const int64_t depth = net.hidden(), out = net.layers.back().out;
+  if (kept) {
+    const Kept at(net);
+    over_rows(net.rows, net.work(), [&](int64_t begin, int64_t end) {
+      for (int64_t m = 0; m < net.size(); ++m) {
+        const float* x = net.read_by(m) + begin * net.ld;
+        int64_t ld = net.ld;
+        const int64_t row = m * net.rows + begin;
+        for (int64_t i = 0; i <= depth; ++i) {
+          const int64_t n = net.layers[i].out;
+          float* to = i == depth ? y + row * out : kept + at.y[i] + row * n;
+          float* normal = i < depth && net.norm ? kept + at.normal[i] + row * n : nullptr;
+          run_layer(net, i, m, begin, end - begin, x, ld, to, normal, normal ? kept + at.rstd[i] + row : nullptr);
+          x = to;
+          ld = n;
+        }
+      }
+    });
+    return;
+  }
+  int64_t widest = 1;
+  for (const auto& layer : net.layers) widest = std::max(widest, layer.out);
+  over_rows(net.rows, net.work(), [&](int64_t begin, int64_t end) {
+    float* both = scratch(1, 2 * SOME * widest);
+    for (int64_t m = 0; m < net.size(); ++m)
+      for (int64_t first = begin; first < end; first += SOME) {
+        const int64_t rows = std::min(SOME, end - first);
+        const float* x = net.read_by(m) + first * net.ld;
+        int64_t ld = net.ld;
+        for (int64_t i = 0; i <= depth; ++i) {
+          float* to = i == depth ? y + (m * net.rows + first) * out : both + i % 2 * SOME * widest;
+          run_layer(net, i, m, first, rows, x, ld, to, nullptr, nullptr);
+          x = to;
+          ld = net.layers[i].out;
+        }
+      }
+  });
+}
+
+// Where gradients go; null where they are not wanted. Those of weights: as the parameters, [members, ...]
+struct Grads {
+  struct OfLayer {
+    float *weight = nullptr, *bias = nullptr, *gain = nullptr, *shift = nullptr;
+    bool any() const { return weight || bias || gain || shift; }
+  };
+  std::vector<OfLayer> layers;
+  struct OfColumns {
+    float* to = nullptr;  // [rows, count], summed over the members, or [members, rows, count]
+    int64_t first = 0, count = 0;
+  };
+  OfColumns columns[2];  // of the input
+  bool summed = true;
+};
+
+// grad [members, rows, out], by the output
+void backward(const Net& net, const float* kept, const float* grad, const Grads& to) {
+  const Kept at(net);
+  const int64_t depth = net.hidden(), size = net.size(), rows = net.rows;
+  int64_t lowest = depth + 1;  // the first layer whose output has to be differentiated
+  for (int64_t i = depth; i >= 0; --i)
+    if (to.layers[i].any()) lowest = i;
+  if (to.columns[0].to || to.columns[1].to) lowest = 0;
+  if (lowest > depth) return;
+
+  // gradients behind each linear layer; with normalisation, also those behind the normalisation
+  std::vector<int64_t> behind(depth), after_norm(depth);
+  int64_t total = 0;
+  for (int64_t i = lowest; i < depth; ++i) {
+    behind[i] = total;
+    total += size * rows * net.layers[i].out;
+    if (net.norm) {
+      after_norm[i] = total;
+      total += size * rows * net.layers[i].out;
+    }
+  }
+  const Tensor memory = floats({total + 1});
+  float* grads = data(memory);
+  auto of = [&](int64_t i) { return i == depth ? grad : grads + behind[i]; };
+
+  over_rows(rows, net.work(), [&](int64_t begin, int64_t end) {
+    for (int64_t m = 0; m < size; ++m) {
+      const int64_t member = net.members[m], row = m * rows + begin, count = end - begin;
+      for (int64_t i = depth; i > lowest; --i) {
+        const Layer& layer = net.layers[i];
+        const Layer& before = net.layers[i - 1];
+        After after;
+        after.kind = After::SLOPE;
+        after.activation = net.activation;
+        after.y = kept + at.y[i - 1] + row * layer.in;
+        if (!net.masks.empty()) {
+          after.mask = net.masks[i - 1] + row * layer.in;
+          after.keep = net.keep;
+        }
+        float* g = grads + behind[i - 1] + row * layer.in;
+        product(count, layer.in, layer.out, of(i) + row * layer.out, layer.out, 1,
+                layer.weight + member * layer.in * layer.out, layer.out, true, g, layer.in, false, after);
+        if (net.norm) {
+          std::memcpy(grads + after_norm[i - 1] + row * layer.in, g, count * layer.in * sizeof(float));
+          denormalize(before, member, g, kept + at.normal[i - 1] + row * layer.in, kept + at.rstd[i - 1] + row, count);
+        }
+      }
+      const Layer& layer = net.layers[0];
+      for (const auto& columns : to.columns)
+        if (columns.to) {
+          float* x = columns.to + (to.summed ? begin : row) * columns.count;
+          product(count, columns.count, layer.out, of(0) + row * layer.out, layer.out, 1,
+                  layer.weight + (member * layer.in + columns.first) * layer.out, layer.out, true, x, columns.count,
+                  to.summed && m > 0);
+        }
+    }
+  });
+
+  for (int64_t i = lowest; i <= depth; ++i) {
+    const Layer& layer = net.layers[i];
+    const auto& wanted = to.layers[i];
+    for (int64_t m = 0; m < size; ++m) {
+      const float* g = of(i) + m * rows * layer.out;
+      if (wanted.weight) {
+        float* w = wanted.weight + m * layer.in * layer.out;
+        const float* x = i == 0 ? net.read_by(m) : kept + at.y[i - 1] + m * rows * layer.in;
+        const int64_t ld = i == 0 ? net.ld : layer.in;
+        if (layer.out == 1)
+          product(1, layer.in, rows, g, 0, 1, x, ld, false, w, layer.in);
+        else
+          over_rows(layer.in, 2.0 * rows * layer.out, [&](int64_t begin, int64_t end) {
+            product(end - begin, layer.out, rows, x + begin, 1, ld, g, layer.out, false, w + begin * layer.out,
+                    layer.out);
+          });
+      }
+      if (wanted.bias) column_sums(g, nullptr, rows, layer.out, wanted.bias + m * layer.out);
+      if (i < depth && net.norm) {
+        const float* behind_norm = grads + after_norm[i] + m * rows * layer.out;
+        const float* normal = kept + at.normal[i] + m * rows * layer.out;
+        if (wanted.gain) column_sums(behind_norm, normal, rows, layer.out, wanted.gain + m * layer.out);
+        if (wanted.shift) column_sums(behind_norm, nullptr, rows, layer.out, wanted.shift + m * layer.out);
+      }
+    }
+  }
+}
+
+// What a node keeps besides tensors
+struct Form {
+  int64_t width = 2;  // parameters of a layer but the last: 4 with a normalisation
+  Activation activation = RELU;
+  std::vector<int64_t> members;
+  float keep = 1.f;
+  bool shared = true;  // all members read the same rows
+};
+
+// The layers of a network by its parameters; false where they are not as they have to be
+bool take_layers(Net& net, const std::vector<Tensor>& params, const Form& form) {
+  const int64_t n = static_cast<int64_t>(params.size()), width = form.width;
+  net.stacked = params[0].dim() == 3;
+  net.norm = width == 4;
+  net.activation = form.activation;
+  net.members = form.members;
+  net.keep = form.keep;
+  if (params[0].dim() != 2 && !net.stacked) return false;
+  for (const auto& p : params)
+    if (!is_plain(p) || !p.is_contiguous()) return false;
+  for (int64_t i = 0; i < n; i += width) {
+    const Tensor& weight = params[i];
+    Layer layer{data(weight), data(params[i + 1]), nullptr, nullptr, weight.size(-2), weight.size(-1)};
+    if (i + width <= n && width == 4) {
+      layer.gain = data(params[i + 2]);
+      layer.shift = data(params[i + 3]);
+    }
+    net.layers.push_back(layer);
+  }
+  if (net.members.empty())
+    for (int64_t m = 0; m < (net.stacked ? params[0].size(0) : 1); ++m) net.members.push_back(m);
+  return true;
+}
+
+void take_input(Net& net, const Tensor& joined) {
+  net.input = data(joined);
+  net.rows = joined.size(-2);
+  net.ld = joined.stride(-2);
+  net.apart = joined.dim() == 3 ? joined.stride(0) : 0;
+}
+
+// the columns of both side by side
+Tensor join(const Tensor& x, const Tensor& action) {
+  const int64_t n = x.size(-1), k = action.size(-1), size = x.dim() == 3 ? x.size(0) : 1, rows = x.size(-2);
+  Tensor y = x.dim() == 3 ? floats({size, rows, n + k}) : floats({rows, n + k});
+  float* to = data(y);
+  for (int64_t m = 0; m < size; ++m)
+    for (int64_t r = 0; r < rows; ++r, to += n + k) {
+      std::memcpy(to, data(x) + (x.dim() == 3 ? m * x.stride(0) : 0) + r * x.stride(-2), n * sizeof(float));
+      std::memcpy(to + n, data(action) + (x.dim() == 3 ? m * action.stride(0) : 0) + r * action.stride(-2),
+                  k * sizeof(float));
+    }
+  return y;
+}
+
+PyObject* again = nullptr;  // the Python function for gradients of gradients; set where the module is loaded
+
+PyObject* wrap(const Tensor& t) {
+  if (!t.defined()) Py_RETURN_NONE;
+  return THPVariable_Wrap(t);
+}
+
+struct NativeMLPBackward : Node {
+  SavedVariable x, action;
+  std::vector<SavedVariable> saved;
+  std::vector<Tensor> masks;
+  Tensor joined, kept;
+  Form form;
+  bool has_action = false, released = false;
+
+  std::string name() const override { return "NativeMLPBackward"; }
+
+  void release_variables() override {
+    x.reset_data();
+    action.reset_data();
+    for (auto& p : saved) p.reset_data();
+    masks.clear();
+    joined = kept = Tensor();
+    released = true;
+  }
+
+  variable_list apply(variable_list&& incoming) override {
+    TORCH_CHECK(!released, torch::autograd::ERR_BACKWARD_TWICE);
+    const size_t inputs = num_outputs();
+    variable_list found(inputs);
+    if (!incoming[0].defined()) return found;
+    std::vector<Tensor> params;
+    for (const auto& p : saved) params.push_back(p.unpack());
+    const Tensor by_x = x.unpack(), by_action = has_action ? action.unpack() : Tensor();
+    if (at::GradMode::is_enabled()) return differentiable(incoming[0], by_x, by_action, params);
+    const Tensor grad = incoming[0].contiguous();
+
+    Net net;
+    take_layers(net, params, form);
+    take_input(net, joined);
+    for (const auto& mask : masks) net.masks.push_back(data(mask));
+    Grads to;
+    to.layers.resize(net.layers.size());
+    to.summed = net.stacked && form.shared;
+    auto place = [&](size_t i, const Tensor& like) -> float* {
+      if (!task_should_compute_output(i)) return nullptr;
+      found[i] = floats(like.sizes());
+      return data(found[i]);
+    };
+    to.columns[0] = {place(0, by_x), 0, by_x.size(-1)};
+    if (has_action) to.columns[1] = {place(1, by_action), by_x.size(-1), by_action.size(-1)};
+    for (size_t i = 0; i < params.size(); ++i) {
+      auto& layer = to.layers[i / form.width];
+      float** slots[] = {&layer.weight, &layer.bias, &layer.gain, &layer.shift};
+      *slots[i % form.width] = place(2 + i, params[i]);
+    }
+    backward(net, data(kept), data(grad), to);
+    return found;
+  }
+
+  variable_list differentiable(const Tensor& grad, const Tensor& by_x, const Tensor& by_action,
+                               const std::vector<Tensor>& params) {
+    variable_list found(num_outputs());
+    const PyGILState_STATE state = PyGILState_Ensure();
+    PyObject *given = PyTuple_New(params.size()), *wanted = PyTuple_New(found.size()), *dropped;
+    for (size_t i = 0; i < params.size(); ++i) PyTuple_SET_ITEM(given, i, THPVariable_Wrap(params[i]));
+    for (size_t i = 0; i < found.size(); ++i)
+      PyTuple_SET_ITEM(wanted, i, PyBool_FromLong(task_should_compute_output(i)));
+    dropped = PyTuple_New(masks.size());
+    for (size_t i = 0; i < masks.size(); ++i) PyTuple_SET_ITEM(dropped, i, THPVariable_Wrap(masks[i]));
+    PyObject* made = PyObject_CallFunction(again, "NNNNLiNN", wrap(grad), wrap(by_x), wrap(by_action), given,
+                                           static_cast<long long>(form.width), static_cast<int>(form.activation),
+                                           dropped, wanted);
+    std::string problem;
+    if (made) {
+      for (size_t i = 0; i < found.size(); ++i) {
+        PyObject* item = PyTuple_GetItem(made, i);
+        if (item && item != Py_None) found[i] = THPVariable_Unpack(item);
+      }
+      Py_DECREF(made);
+    } else {
+      PyErr_Print();
+      problem = "the gradient of a gradient could not be computed";
+    }
+    PyGILState_Release(state);
+    TORCH_CHECK(problem.empty(), problem);
+    return found;
+  }
+};
+
+// -- squashed Gaussians
+
+struct NativeSquashBackward : Node {
+  Tensor head, action, deviation;
+  std::string name() const override { return "NativeSquashBackward"; }
+  void release_variables() override { head = action = deviation = Tensor(); }
+
+  variable_list apply(variable_list&& incoming) override {
+    TORCH_CHECK(head.defined(), torch::autograd::ERR_BACKWARD_TWICE);
+    TORCH_CHECK(!at::GradMode::is_enabled(), "a squashed sample can be differentiated once");
+    variable_list found(1);
+    if (!incoming[0].defined() && !incoming[1].defined()) return found;
+    const int64_t rows = head.size(0), n = head.size(1) / 2;
+    const Tensor by_action = incoming[0].defined() ? incoming[0].contiguous() : Tensor();
+    const Tensor by_log_prob = incoming[1].defined() ? incoming[1].contiguous() : Tensor();
+    found[0] = floats({rows, 2 * n});
+    const float *x = data(head), *a = data(action), *d = data(deviation);
+    float* to = data(found[0]);
+    for (int64_t r = 0; r < rows; ++r) {
+      const float g = by_log_prob.defined() ? data(by_log_prob)[r] : 0.f;
+      for (int64_t j = 0; j < n; ++j) {
+        const float y = a[r * n + j], log_std = x[r * 2 * n + n + j];
+        const float raw = (by_action.defined() ? data(by_action)[r * n + j] : 0.f) * (1.f - y * y) + 2.f * y * g;
+        to[r * 2 * n + j] = raw;
+        const bool free = log_std >= LOG_STD_MIN && log_std <= LOG_STD_MAX;
+        to[r * 2 * n + n + j] = free ? raw * d[r * n + j] - g : 0.f;
+      }
+    }
+    return found;
+  }
+};
+
+void squash(const float* head, const float* noise, int64_t rows, int64_t n, float* action, float* log_prob,
+            float* deviation) {
+  constexpr float PER_ACTION = 0.9189385332046727f + 1.3862943611198906f;  // log(2 pi) / 2 + 2 log 2
+  const int64_t count = rows * n, room = (count + W - 1) / W * W;
+  float *means = scratch(1, 2 * room), *log_stds = means + room;  // side by side: rows are shorter than vectors
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t j = 0; j < n; ++j) {
+      means[r * n + j] = head[r * 2 * n + j];
+      log_stds[r * n + j] = head[r * 2 * n + n + j];
+    }
+  for (int64_t i = 0; i < count; i += W) {
+    const int64_t left = count - i;
+    const vec z = load_some(noise + i, left);
+    vec log_std = load_some(log_stds + i, left);
+    log_std = log_std < LOG_STD_MIN ? all(LOG_STD_MIN) : log_std;
+    log_std = log_std > LOG_STD_MAX ? all(LOG_STD_MAX) : log_std;
+    const vec d = exp(log_std) * z, raw = load_some(means + i, left) + d, size = abs(raw);
+    store_some(action + i, tanh(raw), left);
+    if (deviation) store_some(deviation + i, d, left);
+    // log(e^x + e^-x) = |x| + log(1 + e^(-2 |x|))
+    store(log_stds + i, log_std + 0.5f * z * z - 2.f * (size + log1p(exp(-2.f * size))));
+  }
+  for (int64_t r = 0; r < rows; ++r) {
+    float total = 0.f;
+    for (int64_t j = 0; j < n; ++j) total += log_stds[r * n + j];
+    log_prob[r] = -total - PER_ACTION * n;
+  }
+}
+
+// -- losses of critics
+
+struct NativeCriticLossBackward : Node {
+  Tensor error;
+  float scale = 1.f;
+  std::string name() const override { return "NativeCriticLossBackward"; }
+  void release_variables() override { error = Tensor(); }
+
+  variable_list apply(variable_list&& incoming) override {
+    TORCH_CHECK(error.defined(), torch::autograd::ERR_BACKWARD_TWICE);
+    TORCH_CHECK(!at::GradMode::is_enabled(), "this loss can be differentiated once");
+    variable_list found(1);
+    if (!incoming[0].defined()) return found;
+    found[0] = floats(error.sizes());
+    const float by = incoming[0].item<float>() * scale, *e = data(error);
+    float* to = data(found[0]);
+    for (int64_t i = 0; i < error.numel(); ++i) to[i] = by * e[i];
+    return found;
+  }
+};
+
+struct NativeSoftActorLossBackward : Node {
+  float alpha = 1.f;
+  int64_t rows = 0;
+  std::string name() const override { return "NativeSoftActorLossBackward"; }
+
+  variable_list apply(variable_list&& incoming) override {
+    TORCH_CHECK(!at::GradMode::is_enabled(), "this loss can be differentiated once");
+    variable_list found(2);
+    if (!incoming[0].defined()) return found;
+    const float by = incoming[0].item<float>() / static_cast<float>(rows);
+    for (size_t i = 0; i < 2; ++i)
+      if (task_should_compute_output(i)) {
+        found[i] = floats({rows});
+        std::fill_n(data(found[i]), rows, i == 0 ? -by : by * alpha);
+      }
+    return found;
+  }
+};
+
+// -- the module
+
+bool to_tensor(PyObject* object, Tensor& tensor) {
+  if (object == Py_None) return true;
+  if (!THPVariable_Check(object)) return false;
+  tensor = THPVariable_Unpack(object);
+  return true;
+}
+
+bool to_tensors(PyObject* object, std::vector<Tensor>& tensors) {
+  PyObject* items = PySequence_Fast(object, "a sequence of tensors is needed");
+  if (!items) return false;
+  const Py_ssize_t n = PySequence_Fast_GET_SIZE(items);
+  tensors.resize(n);
+  bool good = true;
+  for (Py_ssize_t i = 0; i < n && good; ++i) {
+    PyObject* item = PySequence_Fast_GET_ITEM(items, i);
+    good = THPVariable_Check(item);
+    if (good) tensors[i] = THPVariable_Unpack(item);
+  }
+  Py_DECREF(items);
+  return good;
+}
+
+// errors of C++ become those of Python
+template <PyObject* (*F)(PyObject* const*, Py_ssize_t)>
+PyObject* guarded(PyObject*, PyObject* const* args, Py_ssize_t n) {
+  try {
+    return F(args, n);
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+    return nullptr;
+  }
+}
+
+PyObject* none() { Py_RETURN_NONE; }
+
+PyObject* tuple_of(std::initializer_list<Tensor> tensors) {
+  PyObject* tuple = PyTuple_New(static_cast<Py_ssize_t>(tensors.size()));
+  Py_ssize_t i = 0;
+  for (const auto& t : tensors) PyTuple_SET_ITEM(tuple, i++, THPVariable_Wrap(t));
+  return tuple;
+}
+
+// mlp(x, action, params, width, activation, frozen, members, masks, keep)
+PyObject* mlp(PyObject* const* args, Py_ssize_t n) {
+  TORCH_CHECK(n == 9, "mlp takes 9 arguments");
+  Tensor x, action, index;
+  std::vector<Tensor> params, masks;
+  if (!to_tensor(args[0], x) || !to_tensor(args[1], action) || !to_tensors(args[2], params)) return none();
+  Form form;
+  form.width = PyLong_AsLong(args[3]);
+  form.activation = static_cast<Activation>(PyLong_AsLong(args[4]));
+  const bool frozen = args[5] == Py_True;
+  Py_ssize_t first = 0, end = 0, step = 1;
+  const bool sliced = PySlice_Check(args[6]);
+  if (sliced ? PySlice_Unpack(args[6], &first, &end, &step) < 0 : !to_tensor(args[6], index)) return none();
+  if (args[7] != Py_None && !to_tensors(args[7], masks)) return none();
+  form.keep = static_cast<float>(PyFloat_AsDouble(args[8]));
+  if (PyErr_Occurred()) return nullptr;
+  if (index.defined()) {
+    if (index.scalar_type() != at::kLong || index.dim() != 1 || !index.is_contiguous()) return none();
+    const auto* ids = static_cast<const int64_t*>(index.const_data_ptr());
+    form.members.assign(ids, ids + index.numel());
+  }
+  if (sliced && !params.empty()) {
+    const Py_ssize_t n = PySlice_AdjustIndices(params[0].size(0), &first, &end, step);
+    for (Py_ssize_t i = 0; i < n; ++i) form.members.push_back(first + i * step);
+  }
+  const bool some = sliced || index.defined();  // of the members
+  Net net;
+  if (params.empty() || !take_layers(net, params, form) || !is_plain(x)) return none();
+  for (const int64_t m : net.members) TORCH_CHECK(m >= 0 && m < (net.stacked ? params[0].size(0) : 1), "no member ", m);
+  const int64_t dim = x.dim();
+  const bool fits = dim == 2 || (net.stacked && dim == 3 && x.size(0) == net.size());
+  const int64_t columns = x.size(-1) + (action.defined() ? action.size(-1) : 0);
+  if (!fits || columns != net.layers[0].in) return none();
+  if (action.defined() && (!is_plain(action) || action.dim() != dim || action.size(-2) != x.size(-2) ||
+                           (dim == 3 && action.size(0) != x.size(0))))
+    return none();
+  for (const auto& mask : masks)
+    if (!is_plain(mask) || !mask.is_contiguous()) return none();
+
+  const bool recording = at::GradMode::is_enabled();
+  bool differentiated = recording && (x.requires_grad() || (action.defined() && action.requires_grad()));
+  if (recording && !frozen)
+    for (const auto& p : params) {
+      if (some && p.requires_grad()) return none();
+      differentiated = differentiated || p.requires_grad();
+    }
+
+  Tensor y, joined, kept;
+  {
+    const at::NoGradGuard guard;
+    const auto rows_of = [](const Tensor& t) { return t.stride(-1) == 1 || t.size(-1) == 1 ? t : t.contiguous(); };
+    const Tensor plain = rows_of(x);
+    joined = action.defined() ? join(plain, rows_of(action)) : plain.detach();
+    take_input(net, joined);
+    for (const auto& mask : masks) net.masks.push_back(data(mask));
+    const int64_t out = net.layers.back().out;
+    y = net.stacked ? floats({net.size(), net.rows, out}) : floats({net.rows, out});
+    if (differentiated) kept = floats({Kept(net).total});
+    forward(net, data(y), differentiated ? data(kept) : nullptr);
+  }
+  if (differentiated) {
+    auto [owner, node] = make_node<NativeMLPBackward>();
+    torch::autograd::edge_list edges;
+    edges.reserve(2 + params.size());
+    const auto edge_of = [&](const Tensor& t) {
+      return t.defined() ? torch::autograd::collect_next_edges(t)[0] : torch::autograd::Edge();
+    };
+    edges.push_back(edge_of(x));
+    edges.push_back(edge_of(action));
+    for (const auto& p : params) edges.push_back(frozen ? torch::autograd::Edge() : edge_of(p));
+    node->set_next_edges(std::move(edges));
+    form.shared = dim == 2;
+    form.members = net.members;
+    node->form = form;
+    node->x = SavedVariable(x, false);
+    node->has_action = action.defined();
+    if (action.defined()) node->action = SavedVariable(action, false);
+    node->saved.reserve(params.size());
+    for (const auto& p : params) node->saved.emplace_back(p, false);
+    node->masks = std::move(masks);
+    node->joined = joined;
+    node->kept = kept;
+    torch::autograd::set_history(y, owner);
+  }
+  return THPVariable_Wrap(y);
+}
+
+// squashed(head, noise) -> action, log_prob
+PyObject* squashed(PyObject* const* args, Py_ssize_t n) {
+  TORCH_CHECK(n == 2, "squashed takes 2 arguments");
+  Tensor head, noise;
+  if (!to_tensor(args[0], head) || !to_tensor(args[1], noise)) return none();
+  if (!is_plain(head) || !is_plain(noise) || head.dim() != 2 || noise.dim() != 2 || !head.is_contiguous() ||
+      !noise.is_contiguous() || head.size(0) != noise.size(0) || head.size(1) != 2 * noise.size(1))
+    return none();
+  const bool differentiated = at::GradMode::is_enabled() && head.requires_grad();
+  const int64_t rows = noise.size(0), width = noise.size(1);
+  Tensor action = floats({rows, width}), log_prob = floats({rows}), deviation;
+  if (differentiated) deviation = floats({rows, width});
+  squash(data(head), data(noise), rows, width, data(action), data(log_prob),
+         differentiated ? data(deviation) : nullptr);
+  if (differentiated) {
+    auto [owner, node] = make_node<NativeSquashBackward>();
+    node->set_next_edges(torch::autograd::collect_next_edges(head));
+    {
+      const at::NoGradGuard guard;
+      node->head = head.detach();
+      node->action = action.detach();
+    }
+    node->deviation = deviation;
+    torch::autograd::set_history(action, owner);
+    torch::autograd::set_history(log_prob, owner);
+  }
+  return tuple_of({action, log_prob});
+}
+
+// critic_loss(q, target, coef) -> loss, mean of q, mean of target
+PyObject* critic_loss(PyObject* const* args, Py_ssize_t n) {
+  TORCH_CHECK(n == 3, "critic_loss takes 3 arguments");
+  Tensor q, target;
+  if (!to_tensor(args[0], q) || !to_tensor(args[1], target)) return none();
+  const double coef = PyFloat_AsDouble(args[2]);
+  if (!is_plain(q) || !is_plain(target) || q.dim() != 2 || target.dim() != 1 || target.size(0) != q.size(1) ||
+      !q.is_contiguous() || !target.is_contiguous() || target.requires_grad())
+    return none();
+  const bool differentiated = at::GradMode::is_enabled() && q.requires_grad();
+  const int64_t members = q.size(0), rows = q.size(1);
+  Tensor error = floats({members, rows}), loss = floats({}), mean = floats({}), aim = floats({});
+  double squares = 0, sum = 0;
+  for (int64_t m = 0; m < members; ++m) {
+    const float *x = data(q) + m * rows, *y = data(target);
+    float* e = data(error) + m * rows;
+    for (int64_t i = 0; i < rows; ++i) e[i] = x[i] - y[i];
+    squares += static_cast<double>(dot(e, e, rows));
+    sum += static_cast<double>(mean_of(x, rows));
+  }
+  *data(loss) = static_cast<float>(coef * squares / rows);
+  *data(mean) = static_cast<float>(sum / members);
+  *data(aim) = mean_of(data(target), rows);
+  if (differentiated) {
+    auto [owner, node] = make_node<NativeCriticLossBackward>();
+    node->set_next_edges(torch::autograd::collect_next_edges(q));
+    node->error = error;
+    node->scale = static_cast<float>(2.0 * coef / rows);
+    torch::autograd::set_history(loss, owner);
+  }
+  return tuple_of({loss, mean, aim});
+}
+
+// soft_actor_loss(q, log_prob, alpha) -> the mean of alpha * log_prob - q, and that of -log_prob
+PyObject* soft_actor_loss(PyObject* const* args, Py_ssize_t n) {
+  TORCH_CHECK(n == 3, "soft_actor_loss takes 3 arguments");
+  Tensor q, log_prob, alpha;
+  if (!to_tensor(args[0], q) || !to_tensor(args[1], log_prob) || !to_tensor(args[2], alpha)) return none();
+  if (!is_plain(q) || !is_plain(log_prob) || !is_plain(alpha) || q.dim() != 1 || log_prob.dim() != 1 ||
+      alpha.dim() != 0 || alpha.requires_grad() || q.size(0) != log_prob.size(0) || !q.is_contiguous() ||
+      !log_prob.is_contiguous())
+    return none();
+  const Tensor loss = floats({}), entropy = floats({});
+  const float scale = *data(alpha), mean = mean_of(data(log_prob), q.size(0));
+  *data(loss) = scale * mean - mean_of(data(q), q.size(0));
+  *data(entropy) = -mean;
+  if (at::GradMode::is_enabled() && (q.requires_grad() || log_prob.requires_grad())) {
+    auto [owner, node] = make_node<NativeSoftActorLossBackward>();
+    node->set_next_edges(torch::autograd::collect_next_edges(q, log_prob));
+    node->alpha = scale;
+    node->rows = q.size(0);
+    torch::autograd::set_history(loss, owner);
+  }
+  return tuple_of({loss, entropy});
+}
+
+// -- recorded computations
+
+// record(x, params, activation) -> y and what `go_back` reads
+PyObject* record(PyObject* const* args, Py_ssize_t n) {
+  TORCH_CHECK(n == 3, "record takes 3 arguments");
+  Tensor x;
+  std::vector<Tensor> params;
+  Form form;
+  if (!to_tensor(args[0], x) || !to_tensors(args[1], params) || params.empty()) return none();
+  form.activation = static_cast<Activation>(PyLong_AsLong(args[2]));
+  Net net;
+  if (!take_layers(net, params, form) || net.stacked || !is_plain(x) || x.dim() != 2 || x.stride(1) != 1 ||
+      x.size(1) != net.layers[0].in)
+    return none();
+  take_input(net, x);
+  const Tensor y = floats({net.rows, net.layers.back().out}), kept = floats({Kept(net).total});
+  forward(net, data(y), data(kept));
+  return tuple_of({y, kept});
+}
+
+// go_back(x, kept, params, activation, grad, places): gradients of the parameters into their places
+PyObject* go_back(PyObject* const* args, Py_ssize_t n) {
+  TORCH_CHECK(n == 6, "go_back takes 6 arguments");
+  Tensor x, kept, grad;
+  std::vector<Tensor> params, places;
+  Form form;
+  TORCH_CHECK(to_tensor(args[0], x) && to_tensor(args[1], kept) && to_tensors(args[2], params) &&
+                  to_tensor(args[4], grad) && to_tensors(args[5], places),
+              "go_back takes tensors");
+  form.activation = static_cast<Activation>(PyLong_AsLong(args[3]));
+  Net net;
+  TORCH_CHECK(take_layers(net, params, form), "the parameters have changed");
+  take_input(net, x);
+  grad = grad.contiguous();
+  TORCH_CHECK(is_plain(grad) && grad.numel() == net.rows * net.layers.back().out && places.size() == params.size(),
+              "the gradient does not fit");
+  Grads to;
+  to.layers.resize(net.layers.size());
+  for (size_t i = 0; i < places.size(); ++i) {
+    TORCH_CHECK(is_plain(places[i]) && places[i].is_contiguous() && places[i].numel() == params[i].numel(),
+                "a place does not fit");
+    (i % 2 ? to.layers[i / 2].bias : to.layers[i / 2].weight) = data(places[i]);
+  }
+  backward(net, data(kept), data(grad), to);
+  Py_RETURN_NONE;
+}
+
+// chosen(q, action) -> q [B] of the actions
+PyObject* chosen(PyObject* const* args, Py_ssize_t n) {
+  TORCH_CHECK(n == 2, "chosen takes 2 arguments");
+  Tensor q, action;
+  if (!to_tensor(args[0], q) || !to_tensor(args[1], action)) return none();
+  if (!is_plain(q) || q.dim() != 2 || !q.is_contiguous() || !action.defined() || action.dim() != 1 ||
+      action.scalar_type() != at::kLong || action.size(0) != q.size(0) || !action.device().is_cpu())
+    return none();
+  const auto* index = static_cast<const int64_t*>(action.const_data_ptr());
+  const int64_t rows = q.size(0), width = q.size(1);
+  const Tensor y = floats({rows});
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t a = index[r * action.stride(0)];
+    TORCH_CHECK(a >= 0 && a < width, "there is no action ", a);
+    data(y)[r] = data(q)[r * width + a];
+  }
+  return THPVariable_Wrap(y);
+}
+
+// chosen_back(action, grad, width) -> the gradient [B, width] by q
+PyObject* chosen_back(PyObject* const* args, Py_ssize_t n) {
+  TORCH_CHECK(n == 3, "chosen_back takes 3 arguments");
+  Tensor action, grad;
+  TORCH_CHECK(to_tensor(args[0], action) && to_tensor(args[1], grad), "chosen_back takes tensors");
+  if (!is_plain(grad) || !grad.is_contiguous()) return none();
+  const auto* index = static_cast<const int64_t*>(action.const_data_ptr());
+  const int64_t rows = action.size(0), width = PyLong_AsLong(args[2]);
+  const Tensor y = floats({rows, width});
+  std::memset(data(y), 0, rows * width * sizeof(float));
+  for (int64_t r = 0; r < rows; ++r) data(y)[r * width + index[r * action.stride(0)]] = data(grad)[r];
+  return THPVariable_Wrap(y);
+}
+
+// huber(value, target, weight) -> the mean of weight * huber, error [B], slope [B] of the mean
+PyObject* huber(PyObject* const* args, Py_ssize_t n) {
+  TORCH_CHECK(n == 3, "huber takes 3 arguments");
+  Tensor value, target, weight;
+  if (!to_tensor(args[0], value) || !to_tensor(args[1], target) || !to_tensor(args[2], weight)) return none();
+  const auto fits = [&](const Tensor& t) {
+    return is_plain(t) && t.dim() == 1 && t.is_contiguous() && t.size(0) == value.size(0) && !t.requires_grad();
+  };
+  if (!is_plain(value) || !fits(value) || !fits(target) || (weight.defined() && !fits(weight))) return none();
+  const int64_t rows = value.size(0);
+  const Tensor loss = floats({}), error = floats({rows}), slopes = floats({rows});
+  const float *x = data(value), *y = data(target), *w = weight.defined() ? data(weight) : nullptr;
+  double sum = 0;
+  for (int64_t r = 0; r < rows; ++r) {
+    const float e = x[r] - y[r], s = e < -1.f ? -1.f : e > 1.f ? 1.f : e, by = w ? w[r] : 1.f;
+    data(error)[r] = e;
+    data(slopes)[r] = by * s / static_cast<float>(rows);
+    sum += static_cast<double>(by * s * (e - 0.5f * s));
+  }
+  *data(loss) = static_cast<float>(sum / static_cast<double>(rows));
+  return tuple_of({loss, error, slopes});
+}
+
+// clip(vector, most): scales it to a norm of at most `most`, and returns the norm that it had
+PyObject* clip(PyObject* const* args, Py_ssize_t n) {
+  TORCH_CHECK(n == 2, "clip takes 2 arguments");
+  Tensor x;
+  if (!to_tensor(args[0], x) || !is_plain(x) || !x.is_contiguous()) return none();
+  const double most = PyFloat_AsDouble(args[1]);
+  if (PyErr_Occurred()) return nullptr;
+  double squares = 0;
+  const int64_t count = x.numel();
+  for (int64_t i = 0; i < count; i += 1024) {
+    const float* part = data(x) + i;
+    squares += static_cast<double>(dot(part, part, std::min<int64_t>(1024, count - i)));
+  }
+  const Tensor norm = floats({});
+  *data(norm) = static_cast<float>(std::sqrt(squares));
+  const float scale = static_cast<float>(most / (std::sqrt(squares) + 1e-6));
+  if (!(scale >= 1.f))
+    for (int64_t i = 0; i < count; ++i) data(x)[i] *= scale;
+  return THPVariable_Wrap(norm);
+}
+
+// td_target(reward, discount, terminated, next_value): reward + discount * (1 - terminated) * next_value, all [B]
+PyObject* td_target(PyObject* const* args, Py_ssize_t n) {
+  TORCH_CHECK(n == 4, "td_target takes 4 arguments");
+  Tensor given[4];
+  for (int i = 0; i < 4; ++i) {
+    if (!to_tensor(args[i], given[i]) || !is_plain(given[i]) || given[i].dim() != 1) return none();
+    if (given[i].size(0) != given[0].size(0) || (at::GradMode::is_enabled() && given[i].requires_grad())) return none();
+  }
+  const int64_t rows = given[0].size(0);
+  const Tensor y = floats({rows});
+  const float* at[4];
+  int64_t step[4];
+  for (int i = 0; i < 4; ++i) {
+    at[i] = data(given[i]);
+    step[i] = given[i].stride(0);
+  }
+  for (int64_t r = 0; r < rows; ++r)
+    data(y)[r] = at[0][r * step[0]] + at[1][r * step[1]] * (1.f - at[2][r * step[2]]) * at[3][r * step[3]];
+  return THPVariable_Wrap(y);
+}
+
+// -- replay
+
+// n_step(rows, place, ended, counts, powers, reward, discount, first, end): transitions from these places over up to n
+// steps. `counts` [lanes] of steps ever added; `powers` [n] of the discount; the rest are columns, of which those of
+// [first, end) are taken from where a sum stops. Sums are rounded as in rlx/data/n_step.py.
+__attribute__((optimize("fp-contract=off"))) PyObject* n_step(PyObject* const* args, Py_ssize_t n) {
+  TORCH_CHECK(n == 9, "n_step takes 9 arguments");
+  Tensor rows, place, ended, counts, powers;
+  if (!to_tensor(args[0], rows) || !to_tensor(args[1], place) || !to_tensor(args[2], ended) ||
+      !to_tensor(args[3], counts) || !to_tensor(args[4], powers))
+    return none();
+  int64_t columns[4];
+  for (int i = 0; i < 4; ++i) columns[i] = PyLong_AsLong(args[5 + i]);
+  if (PyErr_Occurred()) return nullptr;
+  const auto [reward, discount, first, end] = columns;
+  if (!is_plain(rows) || !rows.is_contiguous() || !is_plain(powers) || place.scalar_type() != at::kLong ||
+      counts.scalar_type() != at::kLong || ended.scalar_type() != at::kBool || !place.is_contiguous() ||
+      !counts.is_contiguous() || !ended.is_contiguous())
+    return none();
+  const int64_t capacity = rows.size(0), width = rows.size(1), lanes = counts.numel(), most = powers.numel();
+  const int64_t slots = capacity / lanes, m = place.numel();
+  for (const int64_t column : columns) TORCH_CHECK(column >= 0 && column <= width, "no column ", column);
+  TORCH_CHECK(ended.numel() == capacity && first <= end, "the columns do not fit");
+  const auto* at = static_cast<const int64_t*>(place.const_data_ptr());
+  const auto* count = static_cast<const int64_t*>(counts.const_data_ptr());
+  const auto* stops = static_cast<const bool*>(ended.const_data_ptr());
+  const float *from = data(rows), *power = data(powers);
+  const Tensor made = floats({m, width});
+  float* to = data(made);
+  for (int64_t i = 0; i < m; ++i, to += width) {
+    int64_t last = at[i];
+    TORCH_CHECK(last >= 0 && last < capacity, "no place ", last);
+    const int64_t newer = ((count[last % lanes] - 1 - last / lanes) % slots + slots) % slots;
+    std::memcpy(to, from + last * width, width * sizeof(float));
+    float total = to[reward];
+    int64_t steps = 1;
+    while (steps < most && newer >= steps && !stops[last]) {
+      last = (last + lanes) % capacity;
+      const float more = power[steps - 1] * from[last * width + reward];
+      total += more;
+      ++steps;
+    }
+    if (steps > 1) std::memcpy(to + first, from + last * width + first, (end - first) * sizeof(float));
+    to[reward] = total;
+    to[discount] = power[steps - 1];
+  }
+  return THPVariable_Wrap(made);
+}
+
+// -- steps
+
+bool are_alike(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
+  if (a.size() != b.size()) return false;
+  for (size_t i = 0; i < a.size(); ++i)
+    if (!is_plain(a[i]) || !is_plain(b[i]) || a[i].sizes() != b[i].sizes() || !a[i].is_contiguous()) return false;
+  return true;
+}
+
+void changed(const Tensor& t) { t.unsafeGetTensorImpl()->bump_version(); }
+
+struct AdamNumbers {
+  float size, correction, mix, mix2, keep2, floor, shrink;
+};
+
+template <bool DECAYS>
+void adam_step(float* __restrict p, float* __restrict m, float* __restrict v, const float* __restrict g, int64_t n,
+               AdamNumbers c) {
+  const float inverse = 1.f / c.correction;
+  for (int64_t j = 0; j < n; ++j) {
+    const float by = DECAYS ? g[j] + c.shrink * p[j] : g[j];
+    m[j] += c.mix * (by - m[j]);
+    v[j] = c.keep2 * v[j] + c.mix2 * by * by;
+    p[j] -= c.size * m[j] / (std::sqrt(v[j]) * inverse + c.floor);
+  }
+}
+
+// adam(params, grads, means, squares, steps, lr, beta1, beta2, eps, weight_decay); counts the step
+PyObject* adam(PyObject* const* args, Py_ssize_t n) {
+  TORCH_CHECK(n == 10, "adam takes 10 arguments");
+  std::vector<Tensor> params, grads, means, squares;
+  Tensor steps;
+  if (!to_tensors(args[0], params) || !to_tensors(args[1], grads) || !to_tensors(args[2], means) ||
+      !to_tensors(args[3], squares) || !to_tensor(args[4], steps))
+    return none();
+  if (!are_alike(params, grads) || !are_alike(means, params) || !are_alike(squares, params) || !is_plain(steps))
+    return none();
+  double numbers[5];
+  for (int i = 0; i < 5; ++i) numbers[i] = PyFloat_AsDouble(args[5 + i]);
+  if (PyErr_Occurred()) return nullptr;
+  const auto [lr, beta1, beta2, eps, decay] = numbers;
+  const at::NoGradGuard guard;
+  const double step = *data(steps) + 1.0;
+  *data(steps) = static_cast<float>(step);
+  changed(steps);
+  const double size = lr / (1.0 - std::pow(beta1, step)), correction = std::sqrt(1.0 - std::pow(beta2, step));
+  const AdamNumbers c{
+      static_cast<float>(size),        static_cast<float>(correction), static_cast<float>(1.0 - beta1),
+      static_cast<float>(1.0 - beta2), static_cast<float>(beta2),      static_cast<float>(eps),
+      static_cast<float>(decay)};
+  const auto step_of = decay == 0.0 ? adam_step<false> : adam_step<true>;
+  for (size_t i = 0; i < params.size(); ++i) {
+    const Tensor grad = grads[i].contiguous();
+    over_rows(params[i].numel(), 32.0, [&](int64_t begin, int64_t end) {
+      step_of(data(params[i]) + begin, data(means[i]) + begin, data(squares[i]) + begin, data(grad) + begin,
+              end - begin, c);
+    });
+    changed(params[i]);
+    changed(means[i]);
+    changed(squares[i]);
+  }
+  Py_RETURN_TRUE;
+}
+
+// follow(targets, online, tau): target <- target + tau * (online - target)
+PyObject* follow(PyObject* const* args, Py_ssize_t n) {
+  TORCH_CHECK(n == 3, "follow takes 3 arguments");
+  std::vector<Tensor> targets, online;
+  if (!to_tensors(args[0], targets) || !to_tensors(args[1], online)) return none();
+  const float tau = static_cast<float>(PyFloat_AsDouble(args[2]));
+  if (PyErr_Occurred()) return nullptr;
+  if (!are_alike(targets, online)) return none();
+  for (const auto& t : online)
+    if (!t.is_contiguous()) return none();
+  for (size_t i = 0; i < targets.size(); ++i) {
+    float* __restrict x = data(targets[i]);
+    const float* __restrict y = data(online[i]);
+    const int64_t count = targets[i].numel();
+    if (tau < 0.5f)
+      for (int64_t j = 0; j < count; ++j) x[j] += tau * (y[j] - x[j]);
+    else
+      for (int64_t j = 0; j < count; ++j) x[j] = y[j] - (y[j] - x[j]) * (1.f - tau);
+    changed(targets[i]);
+  }
+  Py_RETURN_TRUE;
+}
+
+PyObject* set_again(PyObject* const* args, Py_ssize_t n) {
+  TORCH_CHECK(n == 1, "set_again takes 1 argument");
+  Py_XDECREF(again);
+  again = Py_NewRef(args[0]);
+  Py_RETURN_NONE;
+}
+
+template <PyObject* (*F)(PyObject* const*, Py_ssize_t)>
+PyMethodDef method(const char* name) {
+  return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(guarded<F>)), METH_FASTCALL, nullptr};
+}
+
+PyMethodDef methods[] = {
+    method<mlp>("mlp"),
+    method<squashed>("squashed"),
+    method<critic_loss>("critic_loss"),
+    method<soft_actor_loss>("soft_actor_loss"),
+    method<td_target>("td_target"),
+    method<record>("record"),
+    method<go_back>("go_back"),
+    method<chosen>("chosen"),
+    method<chosen_back>("chosen_back"),
+    method<huber>("huber"),
+    method<clip>("clip"),
+    method<adam>("adam"),
+    method<follow>("follow"),
+    method<n_step>("n_step"),
+    method<set_again>("set_again"),
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyModuleDef module = {PyModuleDef_HEAD_INIT, "rlx_native", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit_rlx_native() { return PyModule_Create(&module); }
