@@ -42,9 +42,7 @@ CASES = {
     "qr_dqn": Case(QRDQN, QRDQNConfig, 1.2e-7),
     "pqn": Case(PQN, PQNConfig, 1.2e-7, [["rows"] * 3]),
     "pqn_authors": Case(PQN, PQNConfig, 1e-5, [["rows"] * 3]),
-    "drq_v2": Case(
-        DrQV2, DrQV2Config, 1e-6, [["next_action", "action"]], encoder=SMALL_DRQ
-    ),
+    "drq_v2": Case(DrQV2, DrQV2Config, 1e-6, [["next_action", "action"]], encoder=SMALL_DRQ),
     "tqc": Case(TQC, TQCConfig, 8e-7, [["next_action", "action"]]),
     "a2c": Case(A2C, A2CConfig, 1.2e-6),
     "a2c_discrete": Case(A2C, A2CConfig, 1.2e-6),
