@@ -605,6 +605,6 @@ def test_what_a_segment_unpacks_to_is_bounded(
 def test_there_has_to_be_memory_to_unpack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packed(tmp_path)
     monkeypatch.setattr(module, "available_memory", lambda: 3000)
-    monkeypatch.setattr(module, "_check_room", lambda *_: None)
+    monkeypatch.setattr(module, "check_room", lambda *_: None)
     with pytest.raises(UserError, match=r"takes 0.0 GiB to read and 0.0 GiB are free"):
         CheckpointStore(tmp_path).latest()
