@@ -42,6 +42,7 @@ SMALL: dict[str, dict[str, Any]] = {  # besides hidden layers of 24 and 16
     "dqn": {"target_interval": 10},
     "c51": {"target_interval": 10},
     "qr_dqn": {"target_interval": 10},
+    "discrete_cql": {"target_interval": 10},
     "ppo_lstm": {"lstm_hidden": [12, 12]},
     "dt": {"context": 6, "width": 16, "layers": 2, "heads": 2, "warmup_updates": 10, "max_episode_length": 20},
 }

@@ -73,7 +73,7 @@ def overrides_of(name: str) -> tuple[str, ...]:
     """A tiny run of an algorithm in the regime that its YAML picks, on an env that it can act in."""
     cls = learners()[name]
     presets = tuple(f"env={ENVS[kind]}" for kind in cls.actions if kind in ENVS)
-    chosen = (f"algo={name}", presets[0], "~algo_env")
+    chosen = (f"algo={name}", presets[0], "~algo_env", "encoder=auto", "augment=none")  # these envs have vectors
     nets = [f.name for f in fields(schemas()[f"algo/{name}"]) if f.name.endswith("_hidden")]  # besides `hidden`
     small = (*SMALL, *(f"algo.{net}=[16,16]" for net in nets), *(SMALL_TRANSFORMER if cls.reads is Windows else ()))
     return (*chosen, *small, *REGIMES[compose_config(chosen).trainer.regime])

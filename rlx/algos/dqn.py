@@ -113,7 +113,7 @@ class QNetwork(MLP):
 
 class DQN(Learner):
     actions = ("discrete",)
-    regimes = ("off_policy", "offline_to_online", "offline")
+    regimes: tuple[str, ...] = ("off_policy", "offline_to_online", "offline")
     images = True
     prioritized = True
     cfg: DQNConfig
@@ -157,16 +157,20 @@ class DQN(Learner):
 
     @compilable
     def _loss(self, batch: Batch) -> tuple[Tensor, Tensor, Metrics]:
-        noise, target_noise = self.q.noise(), self.target_q.noise()
-        with torch.no_grad():
-            next_q = self.target_q(batch.next_obs, target_noise)
-            if self.cfg.double:
-                next_value = next_q.gather(-1, self.q(batch.next_obs, noise).argmax(-1, keepdim=True)).squeeze(-1)
-            else:
-                next_value = next_q.amax(-1)
-            target = td_target(batch.reward, batch.discount, batch.terminated, next_value)
+        noise = self.q.noise()
+        target = self._td_target(batch, noise)
         q = self.q(recorded(batch.obs), noise)  # a small network: see rlx/nn/fused.py
         return dqn_loss(q, batch.action, target, batch.weight)
+
+    @torch.no_grad()
+    def _td_target(self, batch: Batch, noise: Noise | None) -> Tensor:
+        """What Q(s, a) should be [B]."""
+        next_q = self.target_q(batch.next_obs, self.target_q.noise())
+        if self.cfg.double:
+            next_value = next_q.gather(-1, self.q(batch.next_obs, noise).argmax(-1, keepdim=True)).squeeze(-1)
+        else:
+            next_value = next_q.amax(-1)
+        return td_target(batch.reward, batch.discount, batch.terminated, next_value)
 
 
 class DistributionalDQN(DQN):

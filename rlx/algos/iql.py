@@ -25,7 +25,7 @@ from rlx.compiling import compilable
 from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
 from rlx.losses import critic_loss
-from rlx.nn import Adam, BoundedGaussian, Critic, StateValue, polyak, target_of
+from rlx.nn import Adam, BoundedGaussian, ChoiceCritic, Critic, DiscreteHead, StateValue, polyak, target_of
 from rlx.nn.encoders import EncoderFactory
 from rlx.obs import map_obs
 from rlx.returns import td_target
@@ -81,10 +81,7 @@ class IQL(Learner):
     def __init__(self, cfg: IQLConfig, spec: Spec, encoder: EncoderFactory | None = None):
         super().__init__(cfg, spec, encoder)
         start: dict[str, Any] = {"init": "orthogonal", "final_gain": math.sqrt(2.0)}
-        self.policy = BoundedGaussian(
-            self.make_encoder(), spec.action_dim, cfg.actor_layers, dropout=cfg.dropout, **start
-        )
-        self.critic = Critic(self.make_encoder(), spec.action_dim, cfg.critic_layers, **start)
+        self.policy, self.critic = self._make_policy(start), self._make_critic(start)
         self.target_critic = target_of(self.critic)
         self.online, self.targets = list(self.critic.parameters()), list(self.target_critic.parameters())
         self.value = StateValue(self.make_encoder(), cfg.critic_layers, **start)
@@ -93,6 +90,13 @@ class IQL(Learner):
             "actor": Adam(self.policy.parameters(), cfg.actor_lr),
             "critic": Adam(self.critic.parameters(), cfg.critic_lr),
         }
+
+    def _make_policy(self, start: dict[str, Any]) -> BoundedGaussian | DiscreteHead:
+        cfg, dim = self.cfg, self.spec.action_dim
+        return BoundedGaussian(self.make_encoder(), dim, cfg.actor_layers, dropout=cfg.dropout, **start)
+
+    def _make_critic(self, start: dict[str, Any]) -> Critic | ChoiceCritic:
+        return Critic(self.make_encoder(), self.spec.action_dim, self.cfg.critic_layers, **start)
 
     def act(self, obs: Tensor, explore: bool) -> Tensor:
         return self.policy.act(self.normalize(obs), explore)

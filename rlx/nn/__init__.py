@@ -20,6 +20,7 @@ from rlx.nn.heads import (
     ActionHead,
     ActionValues,
     BoundedGaussian,
+    ChoiceCritic,
     Critic,
     Deterministic,
     DiscreteHead,
@@ -33,10 +34,10 @@ from rlx.nn.optim import Adam, AdamW, Optimizer, RAdam, RMSprop, polyak, target_
 from rlx.nn.vae import VAE, by_blocks, vae_loss
 
 __all__ = [
-    "MLP", "OBS_CLIP", "VAE", "ActionHead", "ActionValues", "Adam", "AdamW", "BoundedGaussian", "Categorical", "Critic",
-    "Deterministic", "DiagGaussian", "DiscreteHead", "Distribution", "MultiCategorical", "Optimizer", "RAdam",
-    "RMSprop", "RenormMLP", "SquashedGaussian", "SquashedSample", "StateValue", "by_blocks", "chosen",
-    "clipped_surrogate", "dueling", "first_log_std", "gaussian", "huber_loss", "initialize", "noise_like", "plain_mlp",
-    "polyak", "recorded", "running_moments", "small_mlp", "squashed_sample", "target_of", "vae_loss",
+    "MLP", "OBS_CLIP", "VAE", "ActionHead", "ActionValues", "Adam", "AdamW", "BoundedGaussian", "Categorical",
+    "ChoiceCritic", "Critic", "Deterministic", "DiagGaussian", "DiscreteHead", "Distribution", "MultiCategorical",
+    "Optimizer", "RAdam", "RMSprop", "RenormMLP", "SquashedGaussian", "SquashedSample", "StateValue", "by_blocks",
+    "chosen", "clipped_surrogate", "dueling", "first_log_std", "gaussian", "huber_loss", "initialize", "noise_like",
+    "plain_mlp", "polyak", "recorded", "running_moments", "small_mlp", "squashed_sample", "target_of", "vae_loss",
     "value_error", "weighted_sum",
 ]  # fmt: skip

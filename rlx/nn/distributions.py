@@ -10,7 +10,6 @@ All of them treat the last dimension as one action:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -37,10 +36,13 @@ class Categorical:
 
     def __init__(self, logits: Tensor):
         self.logits = logits
+        self._log_probs: Tensor | None = None  # not a cached_property, whose lock torch.compile cannot read
 
-    @cached_property
+    @property
     def log_probs(self) -> Tensor:
-        return self.logits.log_softmax(-1)
+        if self._log_probs is None:
+            self._log_probs = self.logits.log_softmax(-1)
+        return self._log_probs
 
     def sample(self) -> Tensor:
         # Gumbel-max: -log of an Exp(1) variable is a Gumbel one, and argmax(logits + Gumbel) is a draw.

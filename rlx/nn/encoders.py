@@ -7,11 +7,12 @@
     drq       four convolutions and a narrow trunk (DrQ-v2: Yarats et al., 2022)
     auto      flat for vectors; small or nature for images
 
-Every network has an encoder of its own and learns it with its own loss; a target network has a copy. An observation
-with several boxes has one encoder for each image, vectors stay as they are, and the results stand side by side.
+Every network has an encoder of its own and learns it with its own loss; a target network has a copy. Algorithms that
+share one say so. An observation with several boxes has one encoder for each image, vectors stay as they are, and the
+results stand side by side.
 
-Images are uint8 and are scaled to [0, 1] here. The shorter of the outer two axes counts the channels: [84, 84, 3] is a
-picture in colour and [4, 84, 84] a stack of four frames; of equal axes the last one.
+Images are uint8 and are scaled here, to [0, 1], or by `drq` to [-0.5, 0.5]. The shorter of the outer two axes counts
+the channels: [84, 84, 3] is a picture in colour and [4, 84, 84] a stack of four frames; of equal axes the last one.
 
 An encoder of your own is a `torch.nn.Module` with an attribute `dim`, made from the Spec and the keys of its config.
 """
@@ -120,7 +121,7 @@ def is_plain(encoder: Encoder, spec: Spec) -> bool:
 class Convolutions(Encoder):
     """A stack of convolutions and a linear layer, normalised or not, with ReLU or another activation behind it.
 
-    It is sized by a pass over an empty image. `convolve` and `project` are its two halves, for those who share one.
+    It is sized by a pass over an empty image. `offset` is taken from the pixels once they are scaled to [0, 1].
     """
 
     def __init__(
@@ -130,33 +131,58 @@ class Convolutions(Encoder):
         dim: int,
         layer_norm: bool = False,
         activation: Callable[[Tensor], Tensor] = F.relu,
+        offset: float = 0.0,
     ):
         super().__init__()
-        self.activation = activation
+        self.activation, self.offset = activation, offset
         self.channels_last = is_channels_last(box)
         channels, *size = image_shape(box)
         self.layers = nn.Sequential(*layers(channels), nn.Flatten())
         with torch.no_grad():
-            self.width = int(self.layers(torch.zeros(1, channels, *size)).shape[1])  # of what `convolve` gives
-        self.out = nn.Linear(self.width, dim)
+            width = int(self.layers(torch.zeros(1, channels, *size)).shape[1])
+        self.out = nn.Linear(width, dim)
         self.norm = nn.LayerNorm(dim) if layer_norm else None
         self.dim = dim
 
     def forward(self, image: Tensor) -> Tensor:
-        return self.project(self.convolve(image))
+        return project(self, convolve(self, image))
 
-    def convolve(self, image: Tensor) -> Tensor:
-        """[B, width] what the convolutions make of images."""
-        x = image.permute(0, 3, 1, 2) if self.channels_last else image
-        x = x.float() / 255.0 if x.dtype == torch.uint8 else x
-        if x.device.type == "cpu":  # updates take about two thirds of the time that they take channel by channel
-            x = x.contiguous(memory_format=torch.channels_last)
-        return self.layers(x)
 
-    def project(self, x: Tensor) -> Tensor:
-        """[B, dim] features."""
-        x = self.out(x)
-        return self.activation(x if self.norm is None else self.norm(x))
+class Front(nn.Module):
+    """The convolutions of an encoder: [B, width]."""
+
+    def __init__(self, whole: Convolutions):
+        super().__init__()
+        self.layers, self.channels_last, self.offset = whole.layers, whole.channels_last, whole.offset
+
+    def forward(self, image: Tensor) -> Tensor:
+        return convolve(self, image)
+
+
+class Trunk(Encoder):
+    """What stands behind the convolutions of an encoder."""
+
+    def __init__(self, whole: Convolutions):
+        super().__init__()
+        self.out, self.norm, self.activation, self.dim = whole.out, whole.norm, whole.activation, whole.dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        return project(self, x)
+
+
+def convolve(net: Convolutions | Front, image: Tensor) -> Tensor:
+    x = image.permute(0, 3, 1, 2) if net.channels_last else image
+    x = x.float() / 255.0 if x.dtype == torch.uint8 else x
+    x = x - net.offset if net.offset else x
+    if x.device.type == "cpu":  # updates take about two thirds of the time that they take channel by channel
+        x = x.contiguous(memory_format=torch.channels_last)
+    features: Tensor = net.layers(x)
+    return features
+
+
+def project(net: Convolutions | Trunk, x: Tensor) -> Tensor:
+    x = net.out(x)
+    return net.activation(x if net.norm is None else net.norm(x))
 
 
 def is_channels_last(box: Box) -> bool:
@@ -173,17 +199,50 @@ def image_shape(box: Box) -> tuple[int, int, int]:
 class Parts(Encoder):
     """An encoder for each box of a dict, side by side."""
 
-    def __init__(self, spec: Spec, encode: Callable[[Box], Encoder]):
+    def __init__(self, names: Sequence[str], encoders: Sequence[Encoder]):
         super().__init__()
-        self.names = list(spec.obs)
-        # names of boxes may have dots in them, which names of modules may not
-        made = [encode(box) if box.is_image else flat_box(box) for box in spec.obs.values()]
-        self.encoders = nn.ModuleList(made)
-        self.dim = sum(encoder.dim for encoder in made)
+        self.names = list(names)  # they may have dots, which names of modules may not
+        self.encoders = nn.ModuleList(encoders)
+        self.dim = sum(encoder.dim for encoder in encoders)
 
     def forward(self, obs: dict[str, Tensor]) -> Tensor:
         parts = zip(self.names, self.encoders, strict=True)
         return torch.cat([encoder(obs[name]) for name, encoder in parts], -1)
+
+
+class Fronts(nn.Module):
+    """The shared half of each encoder of a dict, as a dict."""
+
+    def __init__(self, names: Sequence[str], fronts: Sequence[nn.Module]):
+        super().__init__()
+        self.names, self.fronts = list(names), nn.ModuleList(fronts)
+
+    def forward(self, obs: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: front(obs[name]) for name, front in zip(self.names, self.fronts, strict=True)}
+
+
+class Same(Encoder):
+    """Features as they are."""
+
+    def __init__(self, dim: int):
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+def split(encoder: Encoder) -> tuple[nn.Module, Encoder]:
+    """The half of an encoder that several networks can share, its convolutions, and the half for each to have.
+
+    Of an encoder without convolutions of ours all is shared.
+    """
+    if isinstance(encoder, Convolutions):
+        return Front(encoder), Trunk(encoder)
+    if isinstance(encoder, Parts):
+        fronts, trunks = zip(*(split(part) for part in encoder.encoders), strict=True)  # type: ignore[arg-type]
+        return Fronts(encoder.names, fronts), Parts(encoder.names, trunks)
+    return encoder, Same(encoder.dim)
 
 
 def flat_box(box: Box) -> Encoder:
@@ -196,7 +255,9 @@ def over_images(spec: Spec, encode: Callable[[Box], Encoder], name: str) -> Enco
         any(box.is_image for box in spec.obs.values()),
         f"encoder={name} reads images and {spec.env_id} has none; use encoder=flat.",
     )
-    return Parts(spec, encode) if spec.boxes else encode(spec.obs["obs"])
+    if not spec.boxes:
+        return encode(spec.obs["obs"])
+    return Parts(list(spec.obs), [encode(box) if box.is_image else flat_box(box) for box in spec.obs.values()])
 
 
 def auto(cfg: AutoConfig, spec: Spec) -> Encoder:
@@ -248,7 +309,7 @@ def drq(cfg: DrqConfig, spec: Spec) -> Encoder:
         return [layer for i, stride in shapes for layer in (nn.Conv2d(i, cfg.channels, 3, stride), nn.ReLU())]
 
     def encode(box: Box) -> Encoder:
-        return Convolutions(_at_least(box, 15, "drq"), layers, cfg.dim, layer_norm=True, activation=torch.tanh)
+        return Convolutions(_at_least(box, 15, "drq"), layers, cfg.dim, True, activation=torch.tanh, offset=0.5)
 
     return over_images(spec, encode, "drq")
 

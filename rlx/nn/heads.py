@@ -82,8 +82,29 @@ class StateValue(MLP):
 class ActionValues(MLP):
     """A number for each of the actions of a discrete space: [B, A], or [n, B, A]."""
 
-    def __init__(self, reads: Reads, actions: int, hidden: Sequence[int], n: int | None = None):
-        super().__init__([width_of(reads), *hidden, actions], ensemble=n, encoder=encoder_of(reads))
+    def __init__(
+        self,
+        reads: Reads,
+        actions: int,
+        hidden: Sequence[int],
+        n: int | None = None,
+        init: str = "uniform",
+        final_gain: float | None = None,
+    ):
+        sizes = [width_of(reads), *hidden, actions]
+        super().__init__(sizes, ensemble=n, init=init, final_gain=final_gain, encoder=encoder_of(reads))
+
+
+class ChoiceCritic(ActionValues):
+    """Q(s, a) of discrete actions [B], two of them: [2, B]."""
+
+    def __init__(
+        self, reads: Reads, actions: int, hidden: Sequence[int], init: str = "uniform", final_gain: float | None = None
+    ):
+        super().__init__(reads, actions, hidden, 2, init, final_gain)
+
+    def forward(self, obs: Obs, action: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(obs).gather(-1, action.expand(2, -1).unsqueeze(-1)).squeeze(-1)
 
 
 class SquashedGaussian(nn.Module):
@@ -182,18 +203,30 @@ class BoundedGaussian(nn.Module):
 class DiscreteHead(nn.Module):
     """A categorical distribution for every component of a discrete action."""
 
-    def __init__(self, reads: Reads, spec: Spec, hidden: Sequence[int]):
+    def __init__(
+        self,
+        reads: Reads,
+        spec: Spec,
+        hidden: Sequence[int],
+        dropout: float = 0.0,
+        init: str = "uniform",
+        final_gain: float | None = None,
+    ):
         super().__init__()
-        self.net = MLP([width_of(reads), *hidden, spec.action_dim], encoder=encoder_of(reads))
+        sizes = [width_of(reads), *hidden, spec.action_dim]
+        self.net = MLP(sizes, dropout=dropout, init=init, final_gain=final_gain, encoder=encoder_of(reads))
         self.sizes = spec.action_sizes if spec.action_kind == "multi_discrete" else None
 
     def forward(self, obs: Obs) -> Distribution:
-        logits = self.net(obs)
+        return self.distribution(self.net(obs))
+
+    def distribution(self, logits: Tensor) -> Distribution:
         return Categorical(logits) if self.sizes is None else MultiCategorical(logits, self.sizes)
 
     @torch.no_grad()
     def act(self, obs: Obs, explore: bool) -> Tensor:
-        choice = self(obs)
+        """A draw to explore, else the most likely choice; never with dropout."""
+        choice = self.distribution(run_mlp(self.net.encode(obs), None, self.net.layers(), self.net.activation))
         return choice.sample() if explore else choice.mode()
 
 

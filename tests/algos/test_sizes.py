@@ -12,7 +12,7 @@ from rlx.types import Spec
 
 BOX = Spec("Test-v0", (3,), "float32", "box", (2,), (-1.0, -1.0), (1.0, 1.0))
 CHOICE = Spec("Test-v0", (3,), "float32", "discrete", (), action_sizes=(2,))
-POLICY_ONLY, VALUES_ONLY = {"bc", "dt"}, {"dqn"}
+POLICY_ONLY, VALUES_ONLY = {"bc", "dt"}, {"dqn", "c51", "qr_dqn", "pqn", "discrete_cql", "discrete_bcq"}
 BOTH = sorted(set(learners()) - POLICY_ONLY - VALUES_ONLY)
 
 

@@ -26,7 +26,7 @@ def overrides_of(name: str) -> list[str]:
     config = schemas()[f"algo/{name}"]
     nets = [f"algo.{f.name}=[16,16]" for f in fields(config) if f.name.endswith("_hidden")]
     often = [f"algo.{f.name}=2" for f in fields(config) if f.name in ("target_interval", "policy_delay")]
-    chosen = [f"algo={name}", env, "~algo_env"]
+    chosen = [f"algo={name}", env, "~algo_env", "encoder=auto", "augment=none"]
     regime = REGIMES[compose_config(chosen).trainer.regime]
     sequences = SMALL_TRANSFORMER if learners()[name].reads is Windows else ()
     return [*chosen, *SMALL, *nets, *sequences, *regime, *often]

@@ -21,6 +21,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from rlx.learner import AlgoConfig, Learner
+from rlx.nn.encoders import EncoderFactory
 from rlx.types import Batch, Rollout, Spec, Windows
 
 FOLDER = Path(__file__).parent
@@ -52,6 +53,7 @@ class Case(NamedTuple):
     tolerance: float  # largest difference of any number
     draws: Sequence[Sequence[str]] = ((),)  # names of what update 1, 2, ... draws, in order; starts over at its end
     fixed: Sequence[str] = ()  # networks or parameters that the settings keep as they are
+    encoder: EncoderFactory | None = None  # of pictures
 
 
 def load(name: str) -> Golden:
@@ -80,12 +82,14 @@ def load(name: str) -> Golden:
     )
 
 
-def spec_of(sizes: dict[str, int]) -> Spec:
-    """{"obs": 4, "box": 2} or {"obs": 4, "discrete": 3}."""
+def spec_of(sizes: dict[str, Any]) -> Spec:
+    """{"obs": 4, "box": 2} or {"obs": 4, "discrete": 3}; {"image": [2, 16, 16], ...} for pictures."""
+    shape = tuple(sizes["image"]) if "image" in sizes else (sizes["obs"],)
+    dtype = "uint8" if "image" in sizes else "float32"
     if "discrete" in sizes:
-        return Spec("golden", (sizes["obs"],), "float32", "discrete", (), action_sizes=(sizes["discrete"],))
+        return Spec("golden", shape, dtype, "discrete", (), action_sizes=(sizes["discrete"],))
     n = sizes["box"]
-    return Spec("golden", (sizes["obs"],), "float32", "box", (n,), (-1.0,) * n, (1.0,) * n)
+    return Spec("golden", shape, dtype, "box", (n,), (-1.0,) * n, (1.0,) * n)
 
 
 def batches_of(columns: dict[str, Tensor], discount: float) -> list[Any]:
@@ -157,7 +161,7 @@ def differences(a: dict[str, Tensor], b: dict[str, Tensor]) -> dict[str, float]:
 def compare(name: str, case: Case) -> dict[str, float]:
     """How far our weights are from those of the reference, by name."""
     golden = load(name)
-    learner = case.learner(case.config(**golden.config), golden.spec)
+    learner = case.learner(case.config(**golden.config), golden.spec, *([case.encoder] if case.encoder else []))
     replay(golden, learner, case.draws)
     return differences(learner.state_dict(), golden.final)
 

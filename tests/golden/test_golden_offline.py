@@ -14,6 +14,8 @@ from rlx.algos.bcq import BCQ, BCQConfig
 from rlx.algos.bear import BEAR, BEARConfig
 from rlx.algos.cal_ql import CalQL, CalQLConfig
 from rlx.algos.cql import CQL, CQLConfig
+from rlx.algos.discrete_bcq import DiscreteBCQ, DiscreteBCQConfig
+from rlx.algos.discrete_cql import DiscreteCQL, DiscreteCQLConfig
 from rlx.algos.dt import DT, Activation, DTConfig
 from rlx.algos.iql import IQL, IQLConfig
 from rlx.algos.rlpd import RLPD, RLPDConfig
@@ -41,6 +43,8 @@ CASES = {
     "cal_ql": Case(CalQL, CalQLConfig, 2e-6, [["next_actions", "uniform", "drawn", "action"]]),
     "cql": Case(CQL, CQLConfig, 2e-6, [["next_action", "uniform", "drawn", "action"]]),
     "cql_lagrange": Case(CQL, CQLConfig, 2e-6, [["next_actions", "uniform", "drawn", "action"]]),
+    "discrete_bcq": Case(DiscreteBCQ, DiscreteBCQConfig, 4e-7),
+    "discrete_cql": Case(DiscreteCQL, DiscreteCQLConfig, 1.2e-7),
     "dt": Case(DT, dt, 5e-7, fixed=["obs_mean", "obs_std", "best_return"]),
     "iql": Case(IQL, IQLConfig, 3e-6),
     "rlpd": Case(RLPD, RLPDConfig, 5e-6, [*RLPD_STEPS, [*RLPD_STEPS[0], "action"]]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 
 import golden
@@ -16,6 +17,7 @@ from rlx.algos.crossq import CrossQ, CrossQConfig
 from rlx.algos.ddpg import DDPG, DDPGConfig
 from rlx.algos.discrete_sac import DiscreteSAC, DiscreteSACConfig
 from rlx.algos.dqn import DQN, DQNConfig
+from rlx.algos.drq_v2 import DrQV2, DrQV2Config
 from rlx.algos.ppo import PPO, PPOConfig
 from rlx.algos.ppo_lstm import PPOLSTM, PPOLSTMConfig
 from rlx.algos.pqn import PQN, PQNConfig
@@ -25,8 +27,10 @@ from rlx.algos.sac import SAC, SACConfig
 from rlx.algos.td3 import TD3, TD3Config
 from rlx.algos.tqc import TQC, TQCConfig
 from rlx.algos.trpo import TRPO, TRPOConfig
+from rlx.nn.encoders import DrqConfig, drq
 
 CROSSQ_DRAWS = [["next_action"], ["next_action"], ["next_action", "action"]]
+SMALL_DRQ = partial(drq, DrqConfig(channels=4, dim=6))
 CASES = {
     "sac": Case(SAC, SACConfig, 2e-6, [["next_action", "action"]]),
     "td3": Case(TD3, TD3Config, 8e-7, [["smoothing"]]),
@@ -38,6 +42,7 @@ CASES = {
     "qr_dqn": Case(QRDQN, QRDQNConfig, 1.2e-7),
     "pqn": Case(PQN, PQNConfig, 1.2e-7, [["rows"] * 3]),
     "pqn_authors": Case(PQN, PQNConfig, 1e-5, [["rows"] * 3]),
+    "drq_v2": Case(DrQV2, DrQV2Config, 1e-6, [["next_action", "action"]], encoder=SMALL_DRQ),
     "tqc": Case(TQC, TQCConfig, 8e-7, [["next_action", "action"]]),
     "a2c": Case(A2C, A2CConfig, 1.2e-6),
     "a2c_discrete": Case(A2C, A2CConfig, 1.2e-6),

@@ -22,11 +22,13 @@ from rlx.nn.encoders import (
     Parts,
     SmallConfig,
     auto,
+    convolve,
     drq,
     image_shape,
     impala,
     nature,
     small,
+    split,
     with_layer_norm,
 )
 from rlx.types import Batch, Box, Rollout, Spec
@@ -108,11 +110,32 @@ def test_drq_gives_fifty_features_within_one(spec: Spec) -> None:
 def test_drq_has_the_convolutions_of_its_paper() -> None:
     encoder = drq(DrqConfig(), Spec("x", (9, 84, 84), "uint8", "box", (2,), (-1.0, -1.0), (1.0, 1.0)))
     assert isinstance(encoder, Convolutions)
-    assert encoder.width == 39200  # 32 x 35 x 35
+    assert encoder.out.in_features == 39200  # 32 x 35 x 35
     kernels = [(tuple(p.shape)) for p in encoder.layers.parameters() if p.dim() == 4]
     assert kernels == [(32, 9, 3, 3), *[(32, 32, 3, 3)] * 3]
     image = torch.randint(256, (2, 9, 84, 84), dtype=torch.uint8)
-    assert torch.equal(encoder(image), encoder.project(encoder.convolve(image)))
+    shifted = image.float() / 255.0 - 0.5
+    assert torch.allclose(convolve(encoder, image), encoder.layers(shifted), atol=1e-5)
+
+
+@pytest.mark.parametrize("spec", [PICTURE, FRAMES, DICT], ids=lambda spec: spec.env_id)
+def test_halves_make_a_whole(spec: Spec) -> None:
+    encoder = auto(AutoConfig(), spec)
+    front, trunk = split(encoder)
+    obs = images(spec, 2)
+    assert torch.equal(trunk(front(obs)), encoder(obs))
+    assert trunk.dim == encoder.dim
+    halves = [*front.parameters(), *trunk.parameters()]
+    assert {id(p) for p in halves} == {id(p) for p in encoder.parameters()}
+    assert len(halves) == len(list(encoder.parameters()))
+
+
+def test_what_has_no_convolutions_is_shared_as_a_whole() -> None:
+    encoder = Flat(FlatConfig(), PICTURE)
+    front, trunk = split(encoder)
+    obs = images(PICTURE, 2)
+    assert front is encoder
+    assert torch.equal(trunk(front(obs)), encoder(obs))
 
 
 def test_the_order_of_memory_changes_nothing() -> None:
@@ -120,7 +143,7 @@ def test_the_order_of_memory_changes_nothing() -> None:
     assert isinstance(encoder, Convolutions)
     image = images(FRAMES, 3)
     plain = encoder.layers((image.float() / 255.0).contiguous())
-    assert torch.allclose(encoder.convolve(image), plain, atol=1e-5)
+    assert torch.allclose(convolve(encoder, image), plain, atol=1e-5)
 
 
 def test_boxes_stand_side_by_side() -> None:

@@ -74,7 +74,7 @@ def jobs(name: str) -> list[Job]:
 
 def four_ways_to_fail(armed: Path, whole: Path, *launcher: str) -> None:
     sweep = ["-m", "sweep=four", *TINY, f"+env.kwargs.fault={','.join(FAULTS)}", "hydra.launcher.grace=0.2",
-             "hydra.launcher.timeout=20", *launcher]  # fmt: skip
+             "hydra.launcher.timeout=40", *launcher]  # fmt: skip
     process = start(*sweep)
     out = process.communicate()[0]
     assert process.returncode == 1, out
@@ -82,7 +82,7 @@ def four_ways_to_fail(armed: Path, whole: Path, *launcher: str) -> None:
     assert [job.state for job in ended.values()] == ["failed"] * 4 + ["done"], out
     assert {fault: ended[fault].exit_code for fault in CODES} == CODES
     for fault, words in {"raise": "ZeroDivisionError", "exit": "sys.exit(7)",
-                         "kill": "SIGKILL", "hang": "timeout=20"}.items():  # fmt: skip
+                         "kill": "SIGKILL", "hang": "timeout=40"}.items():  # fmt: skip
         assert words in ended[fault].reason
         assert f"{ended[fault].folder} failed" in out.partition("┓")[2], "again at the end, below the table"
     assert not list((FOLDER / "four").glob(".launcher-*")), "nothing is left of the talk with the workers"

@@ -55,7 +55,7 @@ class RayPool(RemotePool):
         except ImportError as error:
             raise missing("ray", "ray", error) from error
         self._ray: Any = ray
-        self._jobs, self._address = cfg.jobs, cfg.address
+        self._jobs = cfg.jobs
         self._needs = {"CPU": cfg.num_cpus or float(threads), "GPU": cfg.num_gpus}
         self._references: dict[Any, Order] = {}
         self._counted, self._room = float("-inf"), 1
