@@ -290,7 +290,7 @@ def test_a_damaged_search_is_a_sentence(capfd: pytest.CaptureFixture) -> None:
     assert main(["-m", "sweep=a", *SEARCH, "search.trials=1"]) == 0
     path = Path("multirun_outputs/sweeps/a/sweep.json")
     whole = path.read_text()
-    for part, value in {"trials": [{}], "space": {"x": {}}, "settings": {"trials": "x"}, "seeds": None}.items():
+    for part, value in {"trials": [{}], "space": {"x": {}}, "settings": {"trials": "x"}, "seeds": [0, 1]}.items():
         values = json.loads(whole)
         values["search"][part] = value
         path.write_text(json.dumps(values))

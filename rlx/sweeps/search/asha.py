@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from rlx.errors import UserError
-from rlx.sweeps.manifest import Job
+from rlx.errors import UserError, require
+from rlx.sweeps.manifest import FILE, Job
 from rlx.sweeps.search.settings import SearchConfig
 from rlx.sweeps.search.source import Search
 from rlx.sweeps.search.trials import Trial
@@ -40,6 +40,9 @@ class Asha(Search):
 
     def prepare(self) -> None:
         self.rungs = rungs_of(self.settings, self.steps, self.eval_interval)
+        require(
+            all(len(trial.reports) <= len(self.rungs) for trial in self.trials), f"{FILE} has more rungs than it says."
+        )
 
     def resume_trial(self, trial: Trial) -> None:
         if trial.state == "pruned":  # more trials may yet let it go on

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from rlx.checkpoint import CheckpointStore
-from rlx.errors import UserError
+from rlx.errors import UserError, require
 from rlx.files import read_bounded, write_atomically
 from rlx.run_folder import RunLock, refuse_links
-from rlx.sweeps.manifest import Job
+from rlx.sweeps.manifest import FILE, Job
 from rlx.sweeps.search.settings import SearchConfig
 from rlx.sweeps.search.source import Search
 from rlx.sweeps.search.space import Domain, Value
@@ -70,6 +70,8 @@ class Population(Search):
         if self.most < 2:
             raise UserError("A population has at least two members; give search.trials=2 or more.")
         self.stops = comparisons(self.settings, self.steps, self.eval_interval)
+        inside = all(0 <= trial.generation < len(self.stops) for trial in self.trials)
+        require(inside, f"{FILE} has more comparisons than it says.")
 
     def go_on(self) -> bool:
         if len(self.trials) < self.most:

@@ -93,6 +93,11 @@ class Search:
             self.seeds = [int(seed) for seed in written["seeds"]]
             self.steps = None if written["steps"] is None else int(written["steps"])
             self.eval_interval = max(1, int(written["eval_interval"]))
+            owners = {number: trial.number for trial in self.trials for number in trial.jobs}
+            if [owners.get(job.number) for job in self.sweep.jobs] != [job.trial for job in self.sweep.jobs]:
+                raise ValueError("its trials and its jobs do not belong together")
+            if any(len(trial.jobs) != len(self.seeds) for trial in self.trials):
+                raise ValueError("a trial has not one job for each seed")
         except (LookupError, TypeError, ValueError, AttributeError, StopIteration) as error:
             raise UserError(f"{self.sweep.folder / FILE}: the search in it is damaged ({shown(error)}).") from error
 
@@ -173,7 +178,8 @@ class Search:
     def _read_budget(self, job: Job) -> None:
         cfg = self.configs.config(job)
         assert cfg is not None  # it was checked
-        self.steps, self.eval_interval = total_steps(cfg.trainer), max(1, int(cfg.trainer.eval_interval))
+        self.steps = total_steps(cfg.trainer)
+        self.eval_interval = int(cfg.trainer.eval_interval) or self.steps or 1  # 0: only at the end
 
     def overrides_of(self, trial: Trial) -> list[str]:
         """Its values, as one would type them."""
