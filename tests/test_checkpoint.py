@@ -552,7 +552,7 @@ def repacked(folder: Path, data: bytes, **values: Any) -> None:
     """Another file in the place of the newest segment, in a manifest that agrees."""
     name = "000000000100-000000000150.safetensors.zst"
     (folder / "replay" / name).write_bytes(data)
-    entry = {**module._entry(data), **values}
+    entry = {**module.entry_of(data), **values}
     change_manifest(folder / "step_000000000150", lambda m: m["segments"][-1].update(entry))
 
 
