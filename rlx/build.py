@@ -189,7 +189,7 @@ def load_prior(
         learner.set_normalizer(torch.from_numpy(mean), torch.from_numpy(std))
     if learner.needs_returns:
         if not np.array_equal(dataset.reward, dataset.raw_reward):
-            raise UserError(f"algo={cfg.algo.name} is one_line returns in the env's units; use reward=identity.")
+            raise UserError(f"algo={cfg.algo.name} is told returns in the env's units; use reward=identity.")
         learner.set_returns(torch.from_numpy(dataset.returns()))
     if learner.reads is Windows:
         return dataset, WindowReader(dataset, learner.window, int(cfg.seed))

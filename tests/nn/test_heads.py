@@ -127,7 +127,7 @@ def test_policy_starts_near_uniform_and_acts_in_its_space():
 
 
 def test_heads_name_the_activations_there_are():
-    with pytest.raises(UserError, match="Unknown activation 'gelu'. Choices: relu, tanh, elu"):
+    with pytest.raises(UserError, match=r"Unknown activation 'gelu'\. Choices: relu, tanh, elu"):
         ActionHead(4, spec_of("box"), [8], "gelu")
 
 
