@@ -50,7 +50,9 @@ def learner_for(name: str, spec: Spec, *overrides: str) -> Learner:
     small = [o for o in SMALL if o.startswith("algo.")] + [f"algo.{net}=[16,16]" for net in nets]
     small += SMALL_TRANSFORMER if cls.reads is Windows else ()
     vectors = not spec.boxes and len(spec.obs_shape) == 1
-    cfg = compose_config([f"algo={name}", "~algo_env", *small, f"algo.normalize_obs={vectors}", *overrides])
+    cfg = compose_config(
+        [f"algo={name}", "~algo_env", "encoder=auto", *small, f"algo.normalize_obs={vectors}", *overrides]
+    )
     torch.manual_seed(0)
     learner = make_learner(cfg, spec, ()).eval()
     with torch.no_grad():

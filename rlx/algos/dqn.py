@@ -99,7 +99,7 @@ class QNetwork(MLP):
     def forward(self, obs: Tensor, noise: Noise | None = None) -> Tensor:  # type: ignore[override]
         head = self._head(obs, noise)
         if self.values is not None:
-            rows = head.view(len(head), -1, self.values)
+            rows = head.unflatten(-1, (-1, self.values))
             return rows[:, :1] + rows[:, 1:] - rows[:, 1:].mean(1, keepdim=True) if self.dueling else rows
         return dueling(head) if self.dueling else head
 

@@ -207,16 +207,10 @@ STACKED = (
 @pytest.mark.parametrize(("wrappers", "shape"), [((), (16, 16, 3)), (STACKED, (3, 16, 16))])
 def test_a_run_of_images_is_a_dataset(tmp_path, wrappers, shape):
     """To the byte: its actions, played again from the seeds of its episodes, lead to the same pictures."""
-    tiny = (
-        "algo=dqn",
-        "~algo_env",
-        "encoder=flat",
-        "algo.hidden=[8]",
-        "~callbacks.evaluate",
-        "trainer.learning_starts=70",
-    )
+    tiny = ("algo=dqn", "~algo_env", "encoder=flat", "algo.hidden=[8]", "trainer.learning_starts=70")
     run = tmp_path / "run"
-    rlx.train(*tiny, "env=pixel_goal", *wrappers, trainer={"max_env_steps": 70}, run_dir=run, quiet=True)
+    here = ("env=pixel_goal", "~callbacks.evaluate", "trainer.max_env_steps=70", *wrappers)
+    rlx.train(*tiny, *here, run_dir=run, quiet=True)
     data = load_transition_dataset(run)
     assert (data.obs.shape, data.obs.dtype, data.next_obs.dtype) == ((70, *shape), np.uint8, np.uint8)
     env = make_env(OmegaConf.to_object(compose_config(["env=pixel_goal", *wrappers]).env))

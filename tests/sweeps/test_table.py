@@ -100,7 +100,8 @@ def test_the_live_table_fits(width: int, height: int, tmp_path: Path) -> None:
     running = []
     for job in sweep.jobs[:100]:
         job.state = "running"
-        one = Running(job, Task(job.number, "", ()), Tail(tmp_path, None), time.monotonic() - 60, 1, 0.5, 0.0, -123.4)
+        one = Running(job, Task(job.number, "", ()), Tail(tmp_path, None), began=time.monotonic() - 60, attempt=1)
+        one.share, one.first_share, one.latest = 0.5, 0.0, -123.4
         running.append(one)
     console = Console(file=io.StringIO(), width=width, height=height, force_terminal=False)
     console.print(live_table(sweep, running, width, height))
