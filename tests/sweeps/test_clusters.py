@@ -72,6 +72,12 @@ def jobs(name: str) -> list[Job]:
     return Sweep.load(FOLDER / name).jobs
 
 
+def stopped(name: str) -> bool:
+    """Was a sweep of three jobs stopped during the first two? One that was quicker than the signal may have ended."""
+    *begun, last = [job.state for job in jobs(name)]
+    return set(begun) <= {"interrupted", "done"} and last == "waiting"
+
+
 def four_ways_to_fail(armed: Path, whole: Path, *launcher: str) -> None:
     sweep = ["-m", "sweep=four", *TINY, f"+env.kwargs.fault={','.join(FAULTS)}", "hydra.launcher.grace=0.2",
              "hydra.launcher.timeout=40", *launcher]  # fmt: skip
@@ -150,7 +156,7 @@ def test_ctrl_c_reaches_the_sweep_alone(armed: Path, whole: Path) -> None:
     armed.unlink()
     out = process.communicate()[0]
     assert process.returncode == 130, out
-    assert [job.state for job in jobs("stopped")] == ["interrupted", "interrupted", "waiting"]
+    assert stopped("stopped")
     assert main(["resume", str(FOLDER / "stopped"), "hydra/launcher=local", "trust=[trouble]"]) == 0
     finish("stopped", whole)
 
@@ -213,7 +219,7 @@ def test_a_ray_of_our_own_leaves_nothing_behind(
         armed.unlink()
         out = process.communicate()[0]
         assert process.returncode == 130, out
-        assert [job.state for job in jobs("own")] == ["interrupted", "interrupted", "waiting"]
+        assert stopped("own")
         assert not list(Path(temp).glob("rlx-*"))
         assert not (tmp_path / "home" / ".ray").exists()
     assert main(["resume", str(FOLDER / "own"), "hydra/launcher=local", "trust=[trouble]"]) == 0
