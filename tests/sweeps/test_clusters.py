@@ -72,6 +72,16 @@ def jobs(name: str) -> list[Job]:
     return Sweep.load(FOLDER / name).jobs
 
 
+def until_lost(process: subprocess.Popen) -> str:
+    """What a sweep says until it has noticed a lost worker, whose job may live on for a moment."""
+    said = ""
+    for line in process.stdout:
+        said += line
+        if "has lost its worker" in line:
+            break
+    return said
+
+
 def stopped(name: str) -> bool:
     """Was a sweep of three jobs stopped during the first two? One that was quicker than the signal may have ended."""
     *begun, last = [job.state for job in jobs(name)]
@@ -140,8 +150,9 @@ def test_a_worker_of_joblib_is_killed(armed: Path, whole: Path) -> None:
     process = start("-m", "sweep=lost", *WAITING, "hydra/launcher=joblib", "hydra.launcher.jobs=2")
     wait_for(lambda: begun("lost") == 2, process)
     os.kill(workers(process)[0], signal.SIGKILL)
+    out = until_lost(process)
     armed.unlink()
-    out = process.communicate()[0]
+    out += process.communicate()[0]
     assert process.returncode == 0, out
     assert "has lost its worker" in out
     finish("lost", whole)
@@ -190,11 +201,7 @@ def test_a_node_of_ray_is_killed(armed: Path, whole: Path, two_nodes: subprocess
     two_nodes.stdin.write("\n")
     two_nodes.stdin.flush()
     assert two_nodes.stdout.readline() == "gone\n"
-    out = ""
-    for line in process.stdout:  # until the sweep has noticed: a job of the dead node may live on for a moment
-        out += line
-        if "has lost its worker" in line:
-            break
+    out = until_lost(process)
     armed.unlink()
     out += process.communicate()[0]
     assert process.returncode == 0, out
