@@ -149,7 +149,6 @@ class Driver:
         self._at_once = False
         self._again: list[tuple[Task, int]] = []  # failed, to be taken up again, with the attempts so far
         self._saved = 0.0
-        self._changed = False
 
     def run(self) -> int:
         """The exit code of the sweep."""
@@ -265,7 +264,6 @@ class Driver:
             self._again.append((running.task, running.attempt))
         else:
             self.source.ended(job, ended)
-        self._changed = True
         self.view.ended(job, again)
 
     def _state(self, running: Running, ended: Ended) -> str:
@@ -287,7 +285,6 @@ class Driver:
             running.job.state, running.job.ended = "interrupted", now()
         self.running.clear()
         self.sweep.ended = now()
-        self._changed = True
         self._save(at_once=True)
         self.view.close()
 
@@ -295,7 +292,7 @@ class Driver:
         at = time.monotonic()
         if at_once or at - self._saved > SAVE:
             self.sweep.save()
-            self._saved, self._changed = at, False
+            self._saved = at
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
