@@ -6,8 +6,8 @@
 Every measurement is a process of its own, since thread counts are global to a process, and the contestants take turns.
 Shown are the best rate of each and, in brackets, the median over the rounds of how many times as fast the first of ours
 was in the same round, with its spread. All of them learn on the CPU from random transitions (obs 17, action 6, batch
-256, two layers of each width; DQN: obs 4, 2 actions, batch 32). Ours are `native`, `python` (native=false) and
-`compiled` (algo.compile=true). An update includes the sampling of its minibatch; as d3rlpy spends much
+256, two layers of each width; DQN: obs 4, 2 actions, batch 32). Ours are `native` and `python` (native=false).
+An update includes the sampling of its minibatch; as d3rlpy spends much
 of its time on that, `d3rlpy_drawn` is d3rlpy on minibatches that were drawn beforehand. With UTD 20, and in a burst of
 128 as RL Zoo has it for DQN, the updates are asked for in one call. `gemm` runs the matrix products of one update of
 the algorithm and nothing else, by the library that torch comes with. The sbx of REDQ and RLPD values the next state
@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 ROWS = 10_000
-FIRST_CALLS = 8  # before the clock starts: all variants of an update have then been compiled
+FIRST_CALLS = 8  # before the clock starts: all variants of an update have then been captured
 Call = Callable[[], Any]
 
 
@@ -110,7 +110,7 @@ def transitions(case: Case) -> dict[str, np.ndarray]:
     }
 
 
-def rlx(name: str, case: Case, compile: bool = False, native: bool = False) -> Call:
+def rlx(name: str, case: Case, native: bool = False) -> Call:
     from rlx.data.replay import Replay, ReplayConfig
     from rlx.nn.native.choose import use_native
     from rlx.system import keep_freed_memory
@@ -127,7 +127,7 @@ def rlx(name: str, case: Case, compile: bool = False, native: bool = False) -> C
         n = case.actions
         kind = {"action_kind": "box", "action_shape": (n,), "action_low": (-1.0,) * n, "action_high": (1.0,) * n}
     spec = Spec("bench", (case.obs,), "float32", **kind)
-    cfg = config(batch_size=case.batch_size, hidden=[case.width] * 2, compile=compile, **settings)
+    cfg = config(batch_size=case.batch_size, hidden=[case.width] * 2, **settings)
     learner = getattr(module, config._target_.rsplit(".", 1)[1])(cfg, spec)
     replay = Replay(ReplayConfig(capacity=ROWS), spec, 1, cfg.discount, seed=0, mc_return=learner.needs_mc_return)
     replay.add(**transitions(case))
@@ -141,10 +141,6 @@ def rlx(name: str, case: Case, compile: bool = False, native: bool = False) -> C
 
 def rlx_native(name: str, case: Case) -> Call:
     return rlx(name, case, native=True)
-
-
-def rlx_compiled(name: str, case: Case) -> Call:
-    return rlx(name, case, compile=True)
 
 
 def fake_env(case: Case) -> Any:
@@ -343,7 +339,6 @@ def gemm(name: str, case: Case) -> Call:
 CONTESTANTS: dict[str, Callable[[str, Case], Call]] = {
     "native": rlx_native,
     "python": rlx,
-    "compiled": rlx_compiled,
     "gemm": gemm,
     "sb3": sb3,
     "sb3_contrib": sb3_contrib,
@@ -352,7 +347,7 @@ CONTESTANTS: dict[str, Callable[[str, Case], Call]] = {
     "d3rlpy": d3rlpy,
     "d3rlpy_drawn": d3rlpy_drawn,
 }
-KINDS = ("native", "python", "compiled")  # of ours
+KINDS = ("native", "python")  # of ours
 PEERS = ("sb3", "sb3_contrib", "sbx", "tianshou", "d3rlpy", "d3rlpy_drawn")
 
 

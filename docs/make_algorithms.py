@@ -18,7 +18,7 @@ from rlx.learner import AlgoConfig
 HEAD = """# Algorithms
 
 Made from the code by `python docs/make_algorithms.py`. Fields that every algorithm has: `discount`, `batch_size`,
-`hidden`, `normalize_obs`, `compile`. Where there are both, `actor_hidden` and `critic_hidden` give policy and values
+`hidden`, `normalize_obs`. Where there are both, `actor_hidden` and `critic_hidden` give policy and values
 sizes of their own. An algorithm's first regime is the one that `algo=` selects; the others are one override away
 (`trainer=offline_to_online`).
 

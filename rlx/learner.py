@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlx.compiling import check_compiler
 from rlx.errors import UserError, require
 from rlx.fields import check_number, check_numbers, number
 from rlx.nn import Optimizer
@@ -35,7 +34,6 @@ class AlgoConfig:
     batch_size: int = number(256, least=1)
     hidden: list[int] = field(default_factory=lambda: [256, 256])
     normalize_obs: bool = False  # standardise observations; the statistics are part of the policy
-    compile: bool = False  # torch.compile the update; pays back on long runs only
 
 
 @dataclass
@@ -134,13 +132,12 @@ class Learner(nn.Module):
         self._encoder: EncoderFactory = encoder or functools.partial(auto, AutoConfig())
         check_algo(vars(cfg))
         check_numbers(cfg, "algo")
-        if cfg.compile:
-            check_compiler()
         self.cfg = cfg
         self.spec = spec
         self.updates = 0  # calls of `update` so far
         self.optimizers: dict[str, Optimizer] = {}  # filled by subclasses; saved, and driven by schedules
-        self.compiled: dict[Any, Any] = {}  # methods as `compilable` left them
+        self.captured: dict[Any, Any] = {}  # what rlx.capturing knows of its methods
+        self.captures = all(len(box.shape) == 1 for box in spec.obs.values())  # pictures would fill the memory
         if cfg.normalize_obs:
             vectors = not spec.boxes and spec.obs_dtype != "uint8" and len(spec.obs_shape) == 1
             require(

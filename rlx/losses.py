@@ -24,7 +24,7 @@ from rlx.types import Metrics, Rollout
 
 def critic_loss(q: Tensor, target: Tensor, coef: float = 1.0) -> tuple[Tensor, Metrics]:
     """Squared error of all critics [n, B] against one target [B], summed over the critics; SAC takes half of it."""
-    if NATIVE.on is not None and not torch.compiler.is_compiling():
+    if NATIVE.on is not None:
         made = NATIVE.on.critic_loss(q, target, coef)
         if made is not None:
             loss, mean, aim = made
@@ -84,7 +84,7 @@ def dpg_loss(q: Tensor) -> tuple[Tensor, Metrics]:
 
 def soft_actor_loss(q: Tensor, log_prob: Tensor, alpha: Tensor) -> tuple[Tensor, Metrics]:
     """alpha * log pi - Q, for one value [B] of the policy's actions."""
-    if NATIVE.on is not None and not torch.compiler.is_compiling():
+    if NATIVE.on is not None:
         made = NATIVE.on.soft_actor_loss(q, log_prob, alpha)
         if made is not None:
             return made[0], {"loss/actor": made[0].detach(), "policy/entropy": made[1]}

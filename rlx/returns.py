@@ -15,7 +15,7 @@ Column = TypeVar("Column", np.ndarray, Tensor)
 
 def td_target(reward: Tensor, discount: Tensor | float, terminated: Tensor, next_value: Tensor) -> Tensor:
     """r + discount * (1 - terminated) * V(s'); `discount` is gamma**n, and truncation does not appear."""
-    if NATIVE.on is not None and not torch.compiler.is_compiling():
+    if NATIVE.on is not None:
         target: Tensor | None = NATIVE.on.td_target(reward, discount, terminated, next_value)
         if target is not None:
             return target

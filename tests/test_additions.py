@@ -52,7 +52,6 @@ discount: 0.99
 batch_size: 16
 hidden: [8]
 normalize_obs: false
-compile: false
 lr: 1e-3
 """
 

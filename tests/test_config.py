@@ -144,7 +144,7 @@ EXPLAINED = {
     "trainer.max_env_step=1": ("did you mean trainer.max_env_steps?",),
     "trainer.max_env_steps=soon": ("trainer.max_env_steps=soon", "an integer", "TrainerConfig"),
     "algo.tau=small": ("algo.tau=small", "a number"),
-    "algo.compile=maybe": ("true or false",),
+    "algo.normalize_obs=maybe": ("true or false",),
     "sead=1": ("sead", "seed"),
     "schedule=linearr": ("schedule=linear",),
     "algos=sac": ("did you mean algo?",),
@@ -333,3 +333,15 @@ def test_values_for_others_are_resolved_but_for_what_comes_from_the_environment(
     rest = str({key: value for key, value in values.items() if key != "algo"})
     assert "${" not in rest
     assert "0.00123" not in str(values)
+
+
+def test_a_saved_config_with_compile_loads_without_it(caplog: pytest.LogCaptureFixture) -> None:
+    """Runs of before: torch.compile has been replaced by captured updates."""
+    text = OmegaConf.to_yaml(compose_config([]))
+    assert "compile" not in text
+    for value, said in (("false", ""), ("true", "algo.compile is gone")):
+        caplog.clear()
+        cfg = load_config(text.replace("algo:\n", f"algo:\n  compile: {value}\n", 1))
+        assert "compile" not in cfg.algo
+        assert said in caplog.text
+        assert bool(said) == bool(caplog.text)

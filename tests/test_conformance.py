@@ -419,25 +419,3 @@ def test_it_learns_from_goals_in_hindsight(name: str, tmp_path: Path) -> None:
     result = rlx.train(*own, *more, run_dir=tmp_path / "run")
     assert result.summary["env_steps"] == 130
     assert result.summary["updates"] > 0
-
-
-@every_algorithm
-def test_a_compiled_update_computes_the_same(name: str, trained: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a graph of torch's own operations; tests/test_compiling.py goes on to C++."""
-    run, made = trained(name), []
-    real = torch.compile
-    monkeypatch.setattr(rlx.learner, "check_compiler", lambda: None)
-    monkeypatch.setattr(torch, "compile", lambda f, **_: made.append(f) or real(f, backend="aot_eager", fullgraph=True))
-    eager, compiled = fresh(run), fresh(run)
-    compiled.cfg.compile = True
-    for learner in (eager, compiled):
-        torch.manual_seed(3)
-        for optimizer in learner.optimizers.values():
-            optimizer.eps = 1e-3  # else gradients that are zero but for rounding become steps of a whole learning rate
-        if hasattr(learner.cfg, "cg_iterations"):
-            learner.cfg.cg_iterations = 5  # each of them multiplies what was rounded before
-        for batch in run.batches[:4]:
-            learner.update(clone(batch))
-    assert made
-    for key, tensor in eager.tensors().items():
-        torch.testing.assert_close(compiled.tensors()[key], tensor, rtol=1e-4, atol=1e-5, msg=key)

@@ -20,8 +20,8 @@ HEAVY = (
 # from the lowest to the highest: a module imports from its own layer and from those before it
 LAYERS = (
     ("rlx.errors", "rlx.fields", "rlx.files", "rlx.paths", "rlx.choices", "rlx.reporting", "rlx.types", "rlx.obs",
-     "rlx.compiling", "rlx.schedules", "rlx.rng", "rlx.cli"),
-    ("rlx.system", "rlx.nn", "rlx.returns"),
+     "rlx.schedules", "rlx.rng", "rlx.cli"),
+    ("rlx.system", "rlx.nn", "rlx.returns", "rlx.capturing"),
     ("rlx.learner", "rlx.losses"),
     ("rlx.algos", "rlx.config", "rlx.agent"),
     ("rlx.restoring", "rlx.run_folder", "rlx.rewards"),

@@ -47,7 +47,7 @@ def test_the_wheel_holds_the_whole_config_tree(wheel: Path) -> None:
     assert {p.name for p in (wheel / "rlx" / "report").glob("page.*")} == parts
     sources = {p.relative_to(ROOT) for kind in ("*.cpp", "*.h") for p in (ROOT / "rlx").rglob(kind)}
     assert sources == {p.relative_to(wheel) for kind in ("*.cpp", "*.h") for p in (wheel / "rlx").rglob(kind)}
-    assert len(sources) == 2  # what native nodes are built from
+    assert len(sources) == 3  # what native nodes are built from
     assert {p.name for p in wheel.iterdir() if not p.name.endswith(".dist-info")} == {"rlx"}
 
 

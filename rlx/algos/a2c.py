@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rlx.compiling import compilable
+from rlx.capturing import capturable
 from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
 from rlx.losses import Experience, experience, explained_variance, standardized
@@ -80,15 +80,16 @@ class A2C(Learner):
         cfg = self.cfg
         data = experience(rollout, self, cfg.gae_lambda)
         advantage = standardized(data.advantage) if cfg.normalize_advantage else data.advantage
-        loss, metrics = self._loss(data._replace(advantage=advantage))
-        self.optimizers["policy"].minimize(loss)
+        metrics: Metrics = self._learn(data._replace(advantage=advantage))
         if cfg.normalize_obs:
             running_moments(rollout.obs.flatten(0, 1), self.obs_mean, self.obs_std, self.obs_count)
         return metrics | {"explained_variance": explained_variance(data.value, data.returns)}
 
-    @compilable
-    def _loss(self, data: Experience) -> tuple[Tensor, Metrics]:
+    @capturable
+    def _learn(self, data: Experience) -> Metrics:
         actions = self.policy(data.obs)
         value = self.critic(data.obs)
         log_prob, entropy = actions.log_prob(data.action), actions.entropy()
-        return a2c_loss(log_prob, entropy, value, data.advantage, data.returns, self.cfg)
+        loss, metrics = a2c_loss(log_prob, entropy, value, data.advantage, data.returns, self.cfg)
+        self.optimizers["policy"].minimize(loss)
+        return metrics

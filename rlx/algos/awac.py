@@ -18,7 +18,7 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-from rlx.compiling import compilable
+from rlx.capturing import capturable
 from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
 from rlx.losses import critic_loss
@@ -91,7 +91,7 @@ class AWAC(Learner):
         self.updates += 1
         return self._learn(self.normalized(batch))
 
-    @compilable
+    @capturable
     def _learn(self, batch: Batch) -> Metrics:
         loss, metrics = self._critic_loss(batch)
         self.optimizers["critic"].minimize(loss)

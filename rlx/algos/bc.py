@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlx.compiling import compilable
+from rlx.capturing import capturable
 from rlx.learner import AlgoConfig, Learner
 from rlx.losses import bc_loss, bc_nll_loss
 from rlx.nn import Adam, BoundedGaussian, Deterministic, DiscreteHead
@@ -58,7 +58,7 @@ class BC(Learner):
         self.updates += 1
         return self._learn(self.normalize(batch.obs), batch.action)
 
-    @compilable
+    @capturable
     def _learn(self, obs: Tensor, action: Tensor) -> Metrics:
         loss, metrics = self._loss(obs, action)
         self.optimizers["actor"].minimize(loss)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rlx.compiling import compilable
+from rlx.capturing import capturable
 from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
 from rlx.losses import critic_loss, soft_min, with_noise
@@ -105,7 +105,7 @@ class BCQ(Learner):
         self.updates += 1
         return self._learn(self.normalized(batch))
 
-    @compilable
+    @capturable
     def _learn(self, batch: Batch) -> Metrics:
         loss, metrics = self._vae_loss(batch)
         self.optimizers["vae"].minimize(loss)

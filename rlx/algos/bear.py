@@ -26,7 +26,7 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-from rlx.compiling import compilable
+from rlx.capturing import capturable
 from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
 from rlx.losses import critic_loss, soft_min
@@ -139,7 +139,7 @@ class BEAR(Learner):
         self.updates += 1
         return self._learn(self.normalized(batch), self.updates > self.cfg.warmup_updates)
 
-    @compilable
+    @capturable
     def _learn(self, batch: Batch, warm: bool) -> Metrics:
         loss, metrics = self._vae_loss(batch)
         self.optimizers["vae"].minimize(loss)

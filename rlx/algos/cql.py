@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlx.compiling import compilable
+from rlx.capturing import capturable
 from rlx.errors import require
 from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
@@ -110,7 +110,7 @@ class CQL(Learner):
         self.updates += 1
         return self._learn(self.normalized(batch), self.updates <= self.cfg.bc_updates)
 
-    @compilable
+    @capturable
     def _learn(self, batch: Batch, imitate: bool) -> Metrics:
         alpha = self.log_alpha.detach().exp()
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rlx.compiling import compilable
+from rlx.capturing import capturable
 from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
 from rlx.losses import alpha_loss, critic_loss, soft_actor_loss
@@ -62,7 +62,7 @@ class RenormGaussian(torch.nn.Module):
 
     def _squash(self, head: Tensor) -> tuple[Tensor, Tensor]:
         noise = noise_like(head.chunk(2, -1)[0])
-        if head.requires_grad and not torch.compiler.is_compiling():
+        if head.requires_grad:
             return SquashedSample.apply(head, noise)
         return squashed_sample(*gaussian(head), noise)[:2]
 
@@ -100,7 +100,7 @@ class CrossQ(Learner):
         critic_renorm, actor_renorm = (n > self.cfg.renorm_warmup for n in passes)
         return self._learn(self.normalized(batch), critic_renorm, actor_renorm, self.due(self.cfg.policy_delay))
 
-    @compilable
+    @capturable
     def _learn(self, batch: Batch, critic_renorm: bool, actor_renorm: bool, improve: bool) -> Metrics:
         alpha = self.log_alpha.detach().exp()
 

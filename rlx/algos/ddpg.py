@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlx.compiling import compilable
+from rlx.capturing import capturable
 from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
 from rlx.losses import critic_loss, dpg_loss, with_noise
@@ -62,7 +62,7 @@ class DDPG(Learner):
         self.updates += 1
         return self._learn(self.normalized(batch))
 
-    @compilable
+    @capturable
     def _learn(self, batch: Batch) -> Metrics:
         loss, metrics = self._critic_loss(batch)
         self.optimizers["critic"].minimize(loss)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from rlx.algos.dqn import dqn_loss, epsilon_greedy
-from rlx.compiling import compilable
+from rlx.capturing import capturable
 from rlx.fields import number
 from rlx.learner import AlgoConfig, Learner
 from rlx.nn import MLP, ActionValues, Adam, polyak, target_of
@@ -84,7 +84,7 @@ class DiscreteBCQ(Learner):
         self.updates += 1
         return self._learn(self.normalized(batch), self.due(self.cfg.target_interval))
 
-    @compilable
+    @capturable
     def _learn(self, batch: Batch, follow: bool) -> Metrics:
         loss, metrics = self._loss(batch)
         self.optimizers["q"].minimize(loss)

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from rlx.algos.dqn import DQN, DQNConfig, dqn_loss
-from rlx.compiling import compilable
 from rlx.fields import number
 from rlx.types import Batch, Metrics
 
@@ -42,7 +41,6 @@ class DiscreteCQL(DQN):
     regimes = ("offline", "offline_to_online")
     cfg: DiscreteCQLConfig
 
-    @compilable
     def _loss(self, batch: Batch) -> tuple[Tensor, Tensor, Metrics]:
         noise = self.q.noise()
         target = self._td_target(batch, noise)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlx.compiling import compilable
+from rlx.capturing import capturable
 from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
 from rlx.losses import alpha_loss
@@ -88,7 +88,7 @@ class DiscreteSAC(Learner):
         self.td_error, metrics = self._learn(self.normalized(batch))
         return metrics
 
-    @compilable
+    @capturable
     def _learn(self, batch: Batch) -> tuple[Tensor | None, Metrics]:
         alpha = self.log_alpha.detach().exp()
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rlx.compiling import compilable
+from rlx.capturing import capturable
 from rlx.fields import number
 from rlx.learner import AlgoConfig, Learner
 from rlx.nn import MLP, Adam, chosen, dueling, huber_loss, initialize, polyak, recorded, small_mlp, target_of
@@ -56,10 +56,8 @@ class DQNConfig(AlgoConfig):
 
 def dqn_loss(q: Tensor, action: Tensor, target: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor, Metrics]:
     """The mean of weight * huber(Q(s, a) - y) for the values [B, A], and the absolute TD errors [B]."""
-    taken = chosen(q, action)
-    loss, error = huber_loss(taken, target, weight)
-    metrics = {"loss/q": loss.detach(), "q/mean": taken.detach().mean(), "q/target": target.mean()}
-    return loss, error.abs(), metrics
+    loss, error, mean, aim = huber_loss(chosen(q, action), target, weight)
+    return loss, error, {"loss/q": loss.detach(), "q/mean": mean, "q/target": aim}
 
 
 def linear_decay(start: float, end: float, steps: int, at: int) -> float:
@@ -106,7 +104,7 @@ class QNetwork(MLP):
     def _head(self, obs: Tensor, noise: Noise | None) -> Tensor:
         if noise is not None and self.stds is not None:
             return run_mlp(self.encode(obs), None, self.stds.applied(self.layers(), noise), self.activation)
-        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if torch.is_grad_enabled() or torch.compiler.is_exporting():
             return super().forward(obs)
         return small_mlp(self.encode(obs), self.layers(), self.activation)[-1]
 
@@ -149,13 +147,17 @@ class DQN(Learner):
 
     def update(self, batch: Batch) -> Metrics:
         self.updates += 1
-        loss, self.td_error, metrics = self._loss(self.normalized(batch))
-        self.optimizers["q"].minimize(loss, max_grad_norm=self.cfg.max_grad_norm)
-        if self.due(self.cfg.target_interval):
-            polyak(self.target_q.parameters(), self.q.parameters(), self.cfg.tau)
+        self.td_error, metrics = self._learn(self.normalized(batch), self.due(self.cfg.target_interval))
         return metrics
 
-    @compilable
+    @capturable
+    def _learn(self, batch: Batch, follow: bool) -> tuple[Tensor, Metrics]:
+        loss, error, metrics = self._loss(batch)
+        self.optimizers["q"].minimize(loss, max_grad_norm=self.cfg.max_grad_norm)
+        if follow:
+            polyak(self.target_q.parameters(), self.q.parameters(), self.cfg.tau)
+        return error, metrics
+
     def _loss(self, batch: Batch) -> tuple[Tensor, Tensor, Metrics]:
         noise = self.q.noise()
         target = self._td_target(batch, noise)
@@ -176,7 +178,6 @@ class DQN(Learner):
 class DistributionalDQN(DQN):
     """What C51 and QR-DQN share: a network that gives several numbers for each action, which make up a distribution."""
 
-    @compilable
     def _loss(self, batch: Batch) -> tuple[Tensor, Tensor, Metrics]:
         noise, target_noise = self.q.noise(), self.target_q.noise()
         with torch.no_grad():

@@ -24,7 +24,6 @@ import torch
 from torch import Tensor, nn
 
 from rlx.algos.dqn import linear_decay
-from rlx.compiling import compilable
 from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
 from rlx.losses import critic_loss, dpg_loss
@@ -109,7 +108,6 @@ class DrQV2(Learner):
         self.updates += 1
         return self._learn(self.normalized(batch), torch.tensor(self.std, device=batch.reward.device))
 
-    @compilable
     def _learn(self, batch: Batch, std: Tensor) -> Metrics:
         features = self.encoder(batch.obs)
         loss, metrics = self._critic_loss(features, batch, std)

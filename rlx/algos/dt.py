@@ -25,7 +25,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rlx.compiling import compilable
 from rlx.errors import require
 from rlx.fields import check_numbers, number
 from rlx.learner import Actor, AlgoConfig, Learner
@@ -250,7 +249,6 @@ class DT(Learner):
         metrics: Metrics = self._learn(batch)
         return metrics
 
-    @compilable
     def _learn(self, batch: Windows) -> Metrics:
         loss, metrics = self._loss(batch)
         self.optimizers["actor"].minimize(loss)

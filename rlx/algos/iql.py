@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlx.compiling import compilable
+from rlx.capturing import capturable
 from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
 from rlx.losses import critic_loss
@@ -107,7 +107,7 @@ class IQL(Learner):
         self.updates += 1
         return self._learn(self.normalized(batch))
 
-    @compilable
+    @capturable
     def _learn(self, batch: Batch) -> Metrics:
         with torch.no_grad():
             q = self.target_critic(batch.obs, batch.action).amin(0)

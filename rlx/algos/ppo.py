@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rlx.compiling import compilable
+from rlx.capturing import capturable
 from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
 from rlx.losses import Experience, approximate_kl, experience, explained_variance, standardized_in_parts
@@ -106,10 +106,9 @@ class PPO(Learner):
         data = experience(rollout, self, cfg.gae_lambda)
         steps = []
         for minibatch in self._minibatches(data):
-            loss, metrics, kl = self._loss(minibatch)
-            if kl is not None and cfg.target_kl is not None and kl > 1.5 * cfg.target_kl:
-                break  # the policy has already moved too far
-            self.optimizers["policy"].minimize(loss, max_grad_norm=cfg.max_grad_norm)
+            metrics = self._learn(minibatch) if cfg.target_kl is None else self._learn_within(minibatch, cfg.target_kl)
+            if metrics is None:
+                break
             steps.append(metrics)
         if cfg.normalize_obs:
             running_moments(rollout.obs.flatten(0, 1), self.obs_mean, self.obs_std, self.obs_count)
@@ -126,14 +125,27 @@ class PPO(Learner):
                 rows = slice(start, start + size)
                 yield Experience(*(take_rows(x, rows) for x in shuffled))
 
-    @compilable
-    def _loss(self, data: Experience) -> tuple[Tensor, Metrics, Tensor | None]:
-        """The loss of a minibatch, and how far the policy is from the one that collected it where that is asked for."""
+    @capturable
+    def _learn(self, data: Experience) -> Metrics:
+        loss, metrics, _ = self._loss(data)
+        self.optimizers["policy"].minimize(loss, max_grad_norm=self.cfg.max_grad_norm)
+        return metrics
+
+    def _learn_within(self, data: Experience, target_kl: float) -> Metrics | None:
+        """`_learn`, or no step and None if the policy has already moved too far."""
+        loss, metrics, log_prob = self._loss(data)
+        if approximate_kl(log_prob.detach(), data.log_prob) > 1.5 * target_kl:
+            return None
+        self.optimizers["policy"].minimize(loss, max_grad_norm=self.cfg.max_grad_norm)
+        return metrics
+
+    def _loss(self, data: Experience) -> tuple[Tensor, Metrics, Tensor]:
+        """The loss of a minibatch, and the log-probabilities [B] of its actions."""
         cfg = self.cfg
         obs = recorded(data.obs)  # its networks are small: see rlx/nn/fused.py
         log_prob, entropy = self.policy(obs).score(data.action, entropy=cfg.entropy_coef != 0.0)
         loss, metrics = ppo_loss(log_prob, entropy, self.critic(obs), data, cfg)
-        return loss, metrics, None if cfg.target_kl is None else approximate_kl(log_prob.detach(), data.log_prob)
+        return loss, metrics, log_prob
 
     @torch.no_grad()
     def _report(self, data: Experience, steps: list[Metrics]) -> Metrics:

@@ -12,7 +12,7 @@ episode bootstraps from V of its final observation, given the memory of all that
 log-probabilities of a rollout are computed here, in one pass, with the policy that collected it.
 
 `batch_size` is in rows, as in algo=ppo: a minibatch has as many whole lanes as fit into it, at least one. `batch_lanes`
-says how many directly. `compile` compiles what comes after the LSTM.
+says how many directly.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rlx.compiling import compilable
 from rlx.errors import require
 from rlx.fields import check_numbers, number
 from rlx.learner import Actor, ActorCriticConfig, Learner
@@ -223,7 +222,6 @@ class PPOLSTM(Learner):
         self.optimizers["policy"].minimize(loss)
         return surrogate, error
 
-    @compilable
     def _loss(
         self, seen: Tensor, valued: Tensor, action: Tensor, old_log_prob: Tensor, old_value: Tensor,
         advantage: Tensor, returns: Tensor,

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from rlx.algos.dqn import epsilon_greedy, linear_decay
-from rlx.compiling import compilable
+from rlx.capturing import capturable
 from rlx.fields import number
 from rlx.learner import AlgoConfig, Learner
 from rlx.losses import next_values
@@ -109,9 +109,7 @@ class PQN(Learner):
         rows = self._rows(rollout)
         steps = []
         for minibatch in self._minibatches(rows):
-            loss, metrics = self._loss(minibatch)
-            self.optimizers["q"].minimize(loss, max_grad_norm=cfg.max_grad_norm)
-            steps.append(metrics)
+            steps.append(self._learn(minibatch))
         if cfg.normalize_obs:
             running_moments(rollout.obs.flatten(0, 1), self.obs_mean, self.obs_std, self.obs_count)
         means = {name: torch.stack([step[name] for step in steps]).mean() for name in steps[0]}
@@ -138,6 +136,8 @@ class PQN(Learner):
             for start in range(0, len(order), size):
                 yield Rows(*(take_rows(x, slice(start, start + size)) for x in shuffled))
 
-    @compilable
-    def _loss(self, rows: Rows) -> tuple[Tensor, Metrics]:
-        return pqn_loss(self.q(rows.obs), rows.action, rows.returns)
+    @capturable
+    def _learn(self, rows: Rows) -> Metrics:
+        loss, metrics = pqn_loss(self.q(rows.obs), rows.action, rows.returns)
+        self.optimizers["q"].minimize(loss, max_grad_norm=self.cfg.max_grad_norm)
+        return metrics

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlx.compiling import compilable
+from rlx.capturing import capturable
 from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
 from rlx.losses import alpha_loss, critic_loss, soft_actor_loss
@@ -75,7 +75,7 @@ class RLPD(Learner):
         self.updates += 1
         return self._learn(self.normalized(batch), self.due(self.cfg.policy_delay))
 
-    @compilable
+    @capturable
     def _learn(self, batch: Batch, improve: bool) -> Metrics:
         alpha = self.log_alpha.detach().exp()
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlx.compiling import compilable
+from rlx.capturing import capturable
 from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
 from rlx.losses import critic_loss, dpg_loss, smoothed, with_noise
@@ -64,7 +64,7 @@ class TD3(Learner):
         self.updates += 1
         return self._learn(self.normalized(batch), self.due(self.cfg.policy_delay))
 
-    @compilable
+    @capturable
     def _learn(self, batch: Batch, improve: bool) -> Metrics:
         loss, metrics = self._critic_loss(batch)
         self.optimizers["critic"].minimize(loss)

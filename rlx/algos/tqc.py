@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlx.compiling import compilable
+from rlx.capturing import capturable
 from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
 from rlx.losses import alpha_loss, quantile_huber, soft_actor_loss
@@ -100,7 +100,7 @@ class TQC(Learner):
         self.updates += 1
         return self._learn(self.normalized(batch))
 
-    @compilable
+    @capturable
     def _learn(self, batch: Batch) -> Metrics:
         alpha = self.log_alpha.detach().exp()
 

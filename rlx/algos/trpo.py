@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
-from rlx.compiling import compilable
+from rlx.capturing import capturable
 from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
 from rlx.losses import Experience, experience, explained_variance, standardized
 from rlx.nn import OBS_CLIP, ActionHead, Adam, StateValue, running_moments
 from rlx.nn.encoders import EncoderFactory
 from rlx.obs import take_rows
-from rlx.types import Metrics, Rollout, Spec
+from rlx.types import Metrics, Obs, Rollout, Spec
 
 
 @dataclass
@@ -140,14 +140,15 @@ class TRPO(Learner):
         losses = []
         for _ in range(self.cfg.epochs):
             for rows in torch.randperm(len(data.action)).split(self.cfg.batch_size):
-                loss = self._value_loss(take_rows(data.obs, rows), data.returns[rows])
-                self.optimizers["critic"].minimize(loss)
-                losses.append(loss.detach())
+                losses.append(self._fit(take_rows(data.obs, rows), data.returns[rows]))
         return {"loss/value": torch.stack(losses).mean()}
 
-    @compilable
-    def _value_loss(self, obs: Tensor, returns: Tensor) -> Tensor:
-        return (self.critic(obs) - returns).square().mean()
+    @capturable
+    def _fit(self, obs: Obs, returns: Tensor) -> Tensor:
+        """One step of the critic towards the returns [B]; its loss."""
+        loss = (self.critic(obs) - returns).square().mean()
+        self.optimizers["critic"].minimize(loss)
+        return loss.detach()
 
 
 def assign(params: Sequence[Tensor], vector: Tensor) -> None:

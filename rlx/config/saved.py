@@ -60,6 +60,7 @@ def load_config(
         )
     values = {**values, "trust": list(trust)}
     _complete_phases(values["trainer"])
+    _drop_former_keys(values["algo"])
     try:
         changes = OverridesParser.create().parse_overrides(list(overrides))
         replaced = _replaced(changes)
@@ -97,6 +98,12 @@ def _complete_phases(trainer: dict[str, Any]) -> None:
     for phase in phases.values() if isinstance(phases, dict) else ():
         if isinstance(phase, dict) and "min_buffer_size" in trainer:
             phase.setdefault("min_buffer_size", "${trainer.min_buffer_size}")
+
+
+def _drop_former_keys(algo: dict[str, Any]) -> None:
+    """Older configs have `compile`; native nodes have taken its place."""
+    if str(algo.get("_target_")).startswith("rlx.") and algo.pop("compile", False):
+        log.warning("algo.compile is gone: native nodes took its place. Results may differ in the last bits.")
 
 
 def with_schemas(values: dict[str, Any], trust: Sequence[str] = ()) -> DictConfig:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -357,6 +358,10 @@ def joined(first: np.ndarray, a: Gathered, b: Gathered) -> Gathered:
 
 def minibatches(layout: Layout, gathered: Gathered, batch_size: int) -> Iterator[Batch]:
     """Gathered transitions as minibatches."""
+    if layout.is_vector:  # the views of a whole burst take a call for each field
+        whole = layout.batch(gathered.rows)
+        yield from map(Batch, *(repeat(None) if field is None else torch.split(field, batch_size) for field in whole))
+        return
     for start in range(0, len(gathered.rows), batch_size):
         part, apart = slice(start, start + batch_size), gathered.apart
         yield layout.batch(gathered.rows[part], apart and {n: (a[part], b[part]) for n, (a, b) in apart.items()})

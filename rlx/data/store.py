@@ -56,7 +56,7 @@ class Layout:
             kind: [(name, self.slices[self.key(kind, name)], spec.obs[name].shape) for name in inside]
             for kind in ("obs", "next_obs")
         }
-        self._is_vector = inside.keys() == {OBS} and not spec.boxes and len(spec.obs_shape) == 1  # the usual case
+        self.is_vector = inside.keys() == {OBS} and not spec.boxes and len(spec.obs_shape) == 1  # the usual case
 
     def key(self, kind: str, box: str) -> str:
         """What the column of a box is called: "obs", or "obs.pixels" where an observation is a dict."""
@@ -88,7 +88,7 @@ class Layout:
         )
 
     def _observation(self, rows: Tensor, kind: str, apart: Apart) -> Any:
-        if self._is_vector:
+        if self.is_vector:
             return rows[:, self.slices[kind]]
         parts = {name: pair[kind == "next_obs"] for name, pair in apart.items()}
         for name, columns, shape in self.views[kind]:

@@ -36,7 +36,7 @@ class Categorical:
 
     def __init__(self, logits: Tensor):
         self.logits = logits
-        self._log_probs: Tensor | None = None  # not a cached_property, whose lock torch.compile cannot read
+        self._log_probs: Tensor | None = None
 
     @property
     def log_probs(self) -> Tensor:

@@ -10,7 +10,7 @@ Autograd nodes, each next to the plain function that it computes:
 Functions that can also be `recorded`, for PPO and DQN, whose networks are so small that even a few nodes of autograd
 cost as much as their arithmetic: networks, scores of actions, and what the losses of these algorithms are made of.
 
-Compiled code takes the plain functions, which a compiler merges by itself. Where the native nodes are on (see
+An exported policy takes the plain functions. Where the native nodes are on (see
 rlx/nn/native), networks and samples are computed by those, and the functions here stand in where they decline.
 """
 
@@ -86,8 +86,8 @@ def linear(x: Tensor, layer: Layer) -> Tensor:
     return torch.baddbmm(bias, x, weight)
 
 
-def compiled_linear(x: Tensor, layer: Layer) -> Tensor:
-    """The same for a compiler, which merges the sum with what follows."""
+def exported_linear(x: Tensor, layer: Layer) -> Tensor:
+    """The same for any number of rows, of which an exported policy knows nothing."""
     narrow = layer.weight.shape[-1] == 1
     return ((x * layer.weight.mT).sum(-1, keepdim=True) if narrow else torch.matmul(x, layer.weight)) + layer.bias
 
@@ -99,7 +99,7 @@ def plain_mlp(
 
     `masks` are those of dropout, of each hidden layer, where they have been drawn before.
     """
-    apply = compiled_linear if torch.compiler.is_compiling() else linear
+    apply = exported_linear if torch.compiler.is_exporting() else linear
     activate = ACTIVATIONS[activation]
     for i, layer in enumerate(layers[:-1]):
         x = apply(x, layer)
@@ -258,11 +258,11 @@ def differentiate_again(
 
 def run_mlp(x: Tensor, action: Tensor | None, layers: Sequence[Layer], activation: str, dropout: float = 0.0) -> Tensor:
     """`plain_mlp` of `join(x, action)`, with gradients by hand where they are wanted and written."""
-    if NATIVE.on is not None and not torch.compiler.is_compiling():
+    if NATIVE.on is not None and not torch.compiler.is_exporting():
         y = native_mlp(x, action, flatten(layers), layers[0].gain is not None, activation, dropout)
         if y is not None:
             return y
-    by_hand = activation in GRADIENTS and dropout == 0.0 and not torch.compiler.is_compiling()
+    by_hand = activation in GRADIENTS and dropout == 0.0 and not torch.compiler.is_exporting()
     if by_hand and torch.is_grad_enabled():
         width = 2 if layers[0].gain is None else 4
         return HandWrittenMLP.apply(x, action, activation, width, *flatten(layers))
@@ -325,7 +325,7 @@ class SquashedSample(torch.autograd.Function):
 def squash(head: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """An action and its log-probability [B] from the outputs of a network: `squashed_sample` in few operations."""
     by_node = torch.is_grad_enabled() or NATIVE.on is not None
-    if by_node and not torch.compiler.is_compiling():
+    if by_node and not torch.compiler.is_exporting():
         return SquashedSample.apply(head, noise)
     return squashed_sample(*gaussian(head), noise)[:2]
 
@@ -382,9 +382,9 @@ def recorded(x: Tensor) -> Tensor:
 
     A tensor that is made from a recorded one by these functions remembers it, and `Optimizer.minimize` finds its way
     back. Everything works without: where x itself has to be differentiated, since it comes from an encoder that learns,
-    where a network has no recorded form, and in compiled code, autograd does it.
+    and where a network has no recorded form, autograd does it.
     """
-    if isinstance(x, Tensor) and not x.requires_grad and not torch.compiler.is_compiling():
+    if isinstance(x, Tensor) and not x.requires_grad:
         x.made_by = None  # type: ignore[attr-defined]
     return x
 
@@ -413,7 +413,7 @@ def go_back(loss: Tensor, into: Places) -> None:
 
 def small_mlp(x: Tensor, layers: Sequence[Layer], activation: str) -> list[Tensor]:
     """What each of the linear layers reads and, last, the output; of native nodes, the output alone."""
-    if NATIVE.on is not None and not torch.compiler.is_compiling():
+    if NATIVE.on is not None and not torch.compiler.is_exporting():
         y = native_mlp(x, None, flatten(layers), False, activation)
         if y is not None:
             return [y]
@@ -603,14 +603,14 @@ def chosen(q: Tensor, action: Tensor) -> Tensor:
     return taken
 
 
-def huber_loss(value: Tensor, target: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The mean of weight * huber(value - target), and the differences [B]."""
+def huber_loss(value: Tensor, target: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The mean of weight * huber(value - target), |value - target| [B], and the means of both."""
     natively = NATIVE.on is not None and is_recorded(value)
     made = NATIVE.on.huber(value, target, weight) if natively else None
     if made is not None:
-        loss, error, slopes = made
+        loss, error, slopes, mean, aim = made
         Step(lambda into, scale: (slopes if scale == 1.0 else slopes * scale,), (value,), (loss,))
-        return loss, error
+        return loss, error, mean, aim
     error = value - target
     slope = error.clamp(-1.0, 1.0)
     each = slope * (error - 0.5 * slope)
@@ -621,7 +621,7 @@ def huber_loss(value: Tensor, target: Tensor, weight: Tensor | None) -> tuple[Te
             return ((slope if weight is None else weight * slope) * (scale / len(slope)),)
 
         Step(backward, (value,), (loss,))
-    return loss, error.detach()
+    return loss, error.detach().abs(), value.detach().mean(), target.mean()
 
 
 def weighted_sum(*terms: tuple[float, Tensor]) -> Tensor:

@@ -90,7 +90,7 @@ class MLP(nn.Module):
             rows = action if action is None else action.reshape(-1, action.shape[-1])
             return MLP.forward(self, x.reshape(-1, x.shape[-1]), rows, frozen).reshape(*x.shape[:-1], -1)
         dropout = self.dropout if self.training else 0.0
-        if NATIVE.on is not None and not torch.compiler.is_compiling():
+        if NATIVE.on is not None and not torch.compiler.is_exporting():
             norm = len(self.gains) > 0
             y = native_mlp(x, action, self._flat, norm, self.activation, dropout, frozen, members)
             if y is not None:

@@ -21,7 +21,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from rlx.nn.fused import HandWrittenLearn, Layer, Renorm, fold, inverse_std, learn, run_mlp
+from rlx.nn.fused import HandWrittenLearn, Layer, Renorm, fold, inverse_std, run_mlp
 from rlx.nn.mlp import initialize
 
 MOMENTUM = 0.01  # of the running statistics
@@ -60,10 +60,7 @@ class RenormMLP(nn.Module):
         """Learning: normalised by the batch, which moves the running statistics; gradients reach the parameters."""
         layers = self.layers()
         x = x.expand(len(self.weights[0]), *x.shape)
-        if torch.compiler.is_compiling():
-            y, moments = learn(x, layers, renorm)
-        else:
-            y, *moments = HandWrittenLearn.apply(x, renorm, len(layers), *(p for layer in layers for p in layer))
+        y, *moments = HandWrittenLearn.apply(x, renorm, len(layers), *(p for layer in layers for p in layer))
         with torch.no_grad():
             torch._foreach_lerp_([s for layer in layers for s in (layer.mean, layer.var)], moments, MOMENTUM)
         return y

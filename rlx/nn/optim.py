@@ -22,8 +22,6 @@ M = TypeVar("M", bound=nn.Module)
 
 def differentiate(loss: Tensor, params: Sequence[Tensor], retain_graph: bool = False) -> Sequence[Tensor]:
     """`torch.autograd.grad`, without its checks of the arguments, which cost as much as a small layer."""
-    if torch.compiler.is_compiling():
-        return torch.autograd.grad(loss, params, retain_graph=retain_graph)
     grads: Sequence[Tensor] = Variable._execution_engine.run_backward(
         (loss,), (torch.ones_like(loss),), retain_graph, False, tuple(params), False, accumulate_grad=False
     )
@@ -32,8 +30,7 @@ def differentiate(loss: Tensor, params: Sequence[Tensor], retain_graph: bool = F
 
 def clip(vector: Tensor, max_norm: float) -> Tensor:
     """Scale a vector to a norm of at most `max_norm`; the norm that it had."""
-    natively = NATIVE.on is not None and not torch.compiler.is_compiling()
-    norm: Tensor | None = NATIVE.on.clip(vector, max_norm) if natively else None
+    norm: Tensor | None = NATIVE.on.clip(vector, max_norm) if NATIVE.on is not None else None
     if norm is None:
         norm = torch.linalg.vector_norm(vector)
         vector.mul_((max_norm / (norm + 1e-6)).clamp_(max=1.0))
@@ -86,8 +83,9 @@ class Optimizer:
             grads = list(torch._foreach_mul(grads, (self.max_grad_norm / (self.grad_norm + 1e-6)).clamp(max=1.0)))
         self._move(grads)
 
-    def prepare(self) -> None:
-        """Set what a compiled step reads and does not compute; see rlx.compiling."""
+    def numbers(self) -> tuple[float, ...]:
+        """What a step depends on besides tensors, and does not look up when it is made; see rlx.capturing."""
+        return (self.lr, self.scale)
 
     def _move(self, grads: list[Tensor]) -> None:
         raise NotImplementedError(f"{type(self).__name__} does not define _move")
@@ -99,6 +97,8 @@ class Optimizer:
 
 class Adam(Optimizer):
     """Adam (Kingma & Ba, 2015), one fused call per step."""
+
+    rectified = False
 
     def __init__(
         self,
@@ -115,15 +115,12 @@ class Adam(Optimizer):
         self.exp_avg_sq = [torch.zeros_like(p, requires_grad=False) for p in self.params]
         self.steps = torch.zeros((), dtype=torch.float32, device=self.params[0].device)
         self._counts = [self.steps] * len(self.params)
-        self._numbers = torch.zeros(2, device=self.params[0].device)  # step size and correction of a compiled step
+        self._looks_up = False  # does a step look up the learning rate when it is made
 
     def _move(self, grads: list[Tensor]) -> None:
-        compiling = torch.compiler.is_compiling()
-        if NATIVE.on is not None and not compiling and self._move_natively(grads):
+        if NATIVE.on is not None and self._move_natively(grads):
             return
         self.steps += 1
-        if compiling:
-            return self._move_compiled(grads)
         torch._fused_adam_(
             self.params,
             grads,
@@ -140,29 +137,18 @@ class Adam(Optimizer):
             maximize=False,
         )
 
+    def numbers(self) -> tuple[float, ...]:
+        return () if self._looks_up else super().numbers()
+
     def _move_natively(self, grads: list[Tensor]) -> bool:
-        """The same step by one native call; False where it declines."""
-        return bool(
+        """The same step by one native call, which looks up the learning rate; False where it declines."""
+        self._looks_up = bool(
             NATIVE.on.adam(
-                self.params, grads, self.exp_avg, self.exp_avg_sq, self.steps, self.lr * self.scale, *self.betas,
-                self.eps, self.weight_decay,
+                self.params, grads, self.exp_avg, self.exp_avg_sq, self.steps, self, *self.betas, self.eps,
+                self.weight_decay, self.rectified,
             )
         )  # fmt: skip
-
-    def prepare(self) -> None:
-        step = self.steps.item() + 1.0  # compiled code would compute these numbers anew for each weight
-        self._numbers[0] = self.lr * self.scale / (1.0 - self.betas[0] ** step)
-        self._numbers[1] = (1.0 - self.betas[1] ** step) ** 0.5
-
-    def _move_compiled(self, grads: list[Tensor]) -> None:
-        """The same step in operations that a compiler can merge with those around them."""
-        step_size, correction = self._numbers.unbind()
-        for param, grad, mean, square in zip(self.params, grads, self.exp_avg, self.exp_avg_sq, strict=True):
-            if self.weight_decay:
-                grad = grad + self.weight_decay * param
-            mean.lerp_(grad, 1.0 - self.betas[0])
-            square.lerp_(grad * grad, 1.0 - self.betas[1])
-            param.sub_(step_size * mean / (square.sqrt() / correction + self.eps))
+        return self._looks_up
 
     def tensors(self) -> dict[str, Tensor]:
         found = {"step": self.steps}
@@ -187,19 +173,13 @@ class AdamW(Adam):
     ):
         super().__init__(params, lr, betas, eps, max_grad_norm=max_grad_norm)
         self.decay = weight_decay  # not Adam's weight_decay, which is part of the gradient
-        self._kept = torch.ones((), device=self.params[0].device)  # the factor of a compiled step
 
     def _move(self, grads: list[Tensor]) -> None:
-        compiling = torch.compiler.is_compiling()
-        torch._foreach_mul_(self.params, self._kept if compiling else self._factor())
+        torch._foreach_mul_(self.params, 1.0 - self.lr * self.scale * self.decay)
         super()._move(grads)
 
-    def _factor(self) -> float:
-        return 1.0 - self.lr * self.scale * self.decay
-
-    def prepare(self) -> None:
-        super().prepare()
-        self._kept.fill_(self._factor())
+    def numbers(self) -> tuple[float, ...]:
+        return (self.lr, self.scale)
 
 
 class RMSprop(Optimizer):
@@ -234,6 +214,8 @@ class RAdam(Adam):
     default, it is the learning rate times the mean gradient.
     """
 
+    rectified = True
+
     def __init__(self, params: Iterable[Tensor], lr: float, max_grad_norm: float | None = None):
         super().__init__(params, lr, max_grad_norm=max_grad_norm)
         self.steps = torch.zeros((), dtype=torch.float32, device="cpu")  # so that nobody waits for a device to read it
@@ -250,9 +232,9 @@ class RAdam(Adam):
         return 0.0, rate * rectified * (1.0 - left) ** 0.5
 
     def _move(self, grads: list[Tensor]) -> None:
+        if NATIVE.on is not None and self._move_natively(grads):
+            return
         self.steps += 1
-        if torch.compiler.is_compiling():
-            return self._move_compiled(grads)
         torch._foreach_lerp_(self.exp_avg, grads, 1.0 - self.betas[0])
         torch._foreach_mul_(self.exp_avg_sq, self.betas[1])
         torch._foreach_addcmul_(self.exp_avg_sq, grads, grads, value=1.0 - self.betas[1])
@@ -263,23 +245,12 @@ class RAdam(Adam):
             size = torch._foreach_add(torch._foreach_sqrt(self.exp_avg_sq), self.eps)
             torch._foreach_addcdiv_(self.params, self.exp_avg, size, value=-rectified)
 
-    def prepare(self) -> None:
-        for i, rate in enumerate(self._rates(self.steps.item() + 1.0)):
-            self._numbers[i] = rate
-
-    def _move_compiled(self, grads: list[Tensor]) -> None:
-        plain, rectified = self._numbers.unbind()
-        for param, grad, mean, square in zip(self.params, grads, self.exp_avg, self.exp_avg_sq, strict=True):
-            mean.lerp_(grad, 1.0 - self.betas[0])
-            square.lerp_(grad * grad, 1.0 - self.betas[1])
-            param.sub_(mean * (plain + rectified / (square.sqrt() + self.eps)))
-
 
 @torch.no_grad()
 def polyak(targets: Iterable[Tensor], online: Iterable[Tensor], tau: float) -> None:
     """target <- (1 - tau) * target + tau * online."""
     targets, online = list(targets), list(online)
-    if NATIVE.on is not None and not torch.compiler.is_compiling() and NATIVE.on.follow(targets, online, tau):
+    if NATIVE.on is not None and NATIVE.on.follow(targets, online, tau):
         return
     torch._foreach_lerp_(targets, online, tau)
 

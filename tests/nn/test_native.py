@@ -23,7 +23,7 @@ from rlx.config import learners, schemas
 from rlx.data.replay import Replay, ReplayConfig
 from rlx.errors import RunFailed, UserError
 from rlx.losses import critic_loss, soft_actor_loss
-from rlx.nn import Adam, AdamW, Critic, RMSprop, SquashedGaussian, polyak
+from rlx.nn import Adam, AdamW, Critic, RAdam, RMSprop, SquashedGaussian, polyak
 from rlx.nn.fused import Places, chosen, dueling, go_back, huber_loss, recorded
 from rlx.nn.mlp import MLP
 from rlx.nn.native import build, choose
@@ -240,10 +240,10 @@ def test_recorded_networks(duel: bool) -> None:
     def gradients() -> list[Tensor]:
         places = Places(params)
         head = net(recorded(obs.clone()))
-        loss, error = huber_loss(chosen(dueling(head) if duel else head, action), target, weight)
+        loss, *others = huber_loss(chosen(dueling(head) if duel else head, action), target, weight)
         with torch.no_grad():
             go_back(loss, places)
-        return [loss, error, *places.parts]
+        return [loss, *others, *places.parts]
 
     close(both(gradients))
 
@@ -259,6 +259,7 @@ def test_recorded_networks(duel: bool) -> None:
         lambda p: Adam(p, 1e-2, weight_decay=0.1, max_grad_norm=0.5),
         lambda p: AdamW(p, 1e-2, weight_decay=0.1),
         lambda p: RMSprop(p, 1e-2, 0.99, 1e-5),
+        lambda p: RAdam(p, 1e-2),
     ],
 )
 def test_optimizers(make: Any) -> None:

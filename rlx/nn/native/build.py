@@ -40,7 +40,7 @@ if sys.platform != "win32":
 log = logging.getLogger("rlx")
 
 MODULE = "rlx_native"
-SOURCES = ("nodes.cpp", "products.h")
+SOURCES = ("nodes.cpp", "products.h", "program.h")
 FLAGS = ("-std=c++20", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fPIC", "-shared")
 MOST_BYTES = 64 * 2**20  # of a build
 COMMAND = "python -m rlx build-native"

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "products.h"
+#include "program.h"
 
 namespace {
 
@@ -319,6 +320,7 @@ struct Form {
   int64_t width = 2;  // parameters of a layer but the last: 4 with a normalisation
   Activation activation = RELU;
   std::vector<int64_t> members;
+  Tensor index;  // of the members, where they change from call to call
   float keep = 1.f;
   bool shared = true;  // all members read the same rows
 };
@@ -355,18 +357,37 @@ void take_input(Net& net, const Tensor& joined) {
   net.apart = joined.dim() == 3 ? joined.stride(0) : 0;
 }
 
+// the rows of a tensor, one after another
+struct Rows {
+  const float* at;
+  int64_t width, ld, apart;
+  explicit Rows(const Tensor& t)
+      : at(data(t)), width(t.size(-1)), ld(t.stride(-2)), apart(t.dim() == 3 ? t.stride(0) : 0) {}
+};
+
 // the columns of both side by side
 Tensor join(const Tensor& x, const Tensor& action) {
-  const int64_t n = x.size(-1), k = action.size(-1), size = x.dim() == 3 ? x.size(0) : 1, rows = x.size(-2);
-  Tensor y = x.dim() == 3 ? floats({size, rows, n + k}) : floats({rows, n + k});
-  float* to = data(y);
-  for (int64_t m = 0; m < size; ++m)
-    for (int64_t r = 0; r < rows; ++r, to += n + k) {
-      std::memcpy(to, data(x) + (x.dim() == 3 ? m * x.stride(0) : 0) + r * x.stride(-2), n * sizeof(float));
-      std::memcpy(to + n, data(action) + (x.dim() == 3 ? m * action.stride(0) : 0) + r * action.stride(-2),
-                  k * sizeof(float));
-    }
+  const Rows left(x), right(action);
+  const int64_t size = x.dim() == 3 ? x.size(0) : 1, rows = x.size(-2), width = left.width + right.width;
+  Tensor y = x.dim() == 3 ? floats({size, rows, width}) : floats({rows, width});
+  compute(
+      [=, to = data(y)] {
+        float* row = to;
+        for (int64_t m = 0; m < size; ++m)
+          for (int64_t r = 0; r < rows; ++r, row += width) {
+            std::memcpy(row, left.at + m * left.apart + r * left.ld, left.width * sizeof(float));
+            std::memcpy(row + left.width, right.at + m * right.apart + r * right.ld, right.width * sizeof(float));
+          }
+      },
+      x, action, y);
   return y;
+}
+
+// Which members an index names now
+void look_up(const Tensor& index, const Tensor& stacked, std::vector<int64_t>& members) {
+  const auto* ids = static_cast<const int64_t*>(index.const_data_ptr());
+  members.assign(ids, ids + index.numel());
+  for (const int64_t m : members) TORCH_CHECK(m >= 0 && m < stacked.size(0), "no member ", m);
 }
 
 PyObject* again = nullptr;  // the Python function for gradients of gradients; set where the module is loaded
@@ -425,7 +446,13 @@ struct NativeMLPBackward : Node {
       float** slots[] = {&layer.weight, &layer.bias, &layer.gain, &layer.shift};
       *slots[i % form.width] = place(2 + i, params[i]);
     }
-    backward(net, data(kept), data(grad), to);
+    compute(
+        [net = std::move(net), to, kept = data(kept), grad = data(grad), index = form.index,
+         stacked = without_history(params[0])]() mutable {
+          if (index.defined()) look_up(index, stacked, net.members);
+          backward(net, kept, grad, to);
+        },
+        kept, grad, joined, masks, params, found);
     return found;
   }
 
@@ -475,18 +502,22 @@ struct NativeSquashBackward : Node {
     const Tensor by_action = incoming[0].defined() ? incoming[0].contiguous() : Tensor();
     const Tensor by_log_prob = incoming[1].defined() ? incoming[1].contiguous() : Tensor();
     found[0] = floats({rows, 2 * n});
-    const float *x = data(head), *a = data(action), *d = data(deviation);
-    float* to = data(found[0]);
-    for (int64_t r = 0; r < rows; ++r) {
-      const float g = by_log_prob.defined() ? data(by_log_prob)[r] : 0.f;
-      for (int64_t j = 0; j < n; ++j) {
-        const float y = a[r * n + j], log_std = x[r * 2 * n + n + j];
-        const float raw = (by_action.defined() ? data(by_action)[r * n + j] : 0.f) * (1.f - y * y) + 2.f * y * g;
-        to[r * 2 * n + j] = raw;
-        const bool free = log_std >= LOG_STD_MIN && log_std <= LOG_STD_MAX;
-        to[r * 2 * n + n + j] = free ? raw * d[r * n + j] - g : 0.f;
-      }
-    }
+    compute(
+        [rows, n, x = data(head), a = data(action), d = data(deviation), to = data(found[0]),
+         from = by_action.defined() ? data(by_action) : nullptr,
+         by = by_log_prob.defined() ? data(by_log_prob) : nullptr] {
+          for (int64_t r = 0; r < rows; ++r) {
+            const float g = by ? by[r] : 0.f;
+            for (int64_t j = 0; j < n; ++j) {
+              const float y = a[r * n + j], log_std = x[r * 2 * n + n + j];
+              const float raw = (from ? from[r * n + j] : 0.f) * (1.f - y * y) + 2.f * y * g;
+              to[r * 2 * n + j] = raw;
+              const bool free = log_std >= LOG_STD_MIN && log_std <= LOG_STD_MAX;
+              to[r * 2 * n + n + j] = free ? raw * d[r * n + j] - g : 0.f;
+            }
+          }
+        },
+        head, action, deviation, by_action, by_log_prob, found);
     return found;
   }
 };
@@ -522,6 +553,12 @@ void squash(const float* head, const float* noise, int64_t rows, int64_t n, floa
 
 // -- losses of critics
 
+// where the gradient of a loss lies
+const float* number(const Tensor& t) {
+  TORCH_CHECK(is_plain(t) && t.numel() == 1, "a loss is a float32 on the CPU");
+  return data(t);
+}
+
 struct NativeCriticLossBackward : Node {
   Tensor error;
   float scale = 1.f;
@@ -534,15 +571,18 @@ struct NativeCriticLossBackward : Node {
     variable_list found(1);
     if (!incoming[0].defined()) return found;
     found[0] = floats(error.sizes());
-    const float by = incoming[0].item<float>() * scale, *e = data(error);
-    float* to = data(found[0]);
-    for (int64_t i = 0; i < error.numel(); ++i) to[i] = by * e[i];
+    compute(
+        [n = error.numel(), by = number(incoming[0]), scale = scale, e = data(error), to = data(found[0])] {
+          const float factor = *by * scale;
+          for (int64_t i = 0; i < n; ++i) to[i] = factor * e[i];
+        },
+        error, incoming, found);
     return found;
   }
 };
 
 struct NativeSoftActorLossBackward : Node {
-  float alpha = 1.f;
+  Tensor alpha;
   int64_t rows = 0;
   std::string name() const override { return "NativeSoftActorLossBackward"; }
 
@@ -550,11 +590,15 @@ struct NativeSoftActorLossBackward : Node {
     TORCH_CHECK(!at::GradMode::is_enabled(), "this loss can be differentiated once");
     variable_list found(2);
     if (!incoming[0].defined()) return found;
-    const float by = incoming[0].item<float>() / static_cast<float>(rows);
     for (size_t i = 0; i < 2; ++i)
       if (task_should_compute_output(i)) {
         found[i] = floats({rows});
-        std::fill_n(data(found[i]), rows, i == 0 ? -by : by * alpha);
+        compute(
+            [rows = rows, by = number(incoming[0]), scale = i == 0 ? nullptr : data(alpha), to = data(found[i])] {
+              const float each = *by / static_cast<float>(rows);
+              std::fill_n(to, rows, scale ? each * *scale : -each);
+            },
+            incoming, alpha, found[i]);
       }
     return found;
   }
@@ -622,8 +666,9 @@ PyObject* mlp(PyObject* const* args, Py_ssize_t n) {
   if (PyErr_Occurred()) return nullptr;
   if (index.defined()) {
     if (index.scalar_type() != at::kLong || index.dim() != 1 || !index.is_contiguous()) return none();
-    const auto* ids = static_cast<const int64_t*>(index.const_data_ptr());
-    form.members.assign(ids, ids + index.numel());
+    if (params.empty() || params[0].dim() != 3) return none();
+    look_up(index, params[0], form.members);
+    form.index = index;
   }
   if (sliced && !params.empty()) {
     const Py_ssize_t n = PySlice_AdjustIndices(params[0].size(0), &first, &end, step);
@@ -632,7 +677,6 @@ PyObject* mlp(PyObject* const* args, Py_ssize_t n) {
   const bool some = sliced || index.defined();  // of the members
   Net net;
   if (params.empty() || !take_layers(net, params, form) || !is_plain(x)) return none();
-  for (const int64_t m : net.members) TORCH_CHECK(m >= 0 && m < (net.stacked ? params[0].size(0) : 1), "no member ", m);
   const int64_t dim = x.dim();
   const bool fits = dim == 2 || (net.stacked && dim == 3 && x.size(0) == net.size());
   const int64_t columns = x.size(-1) + (action.defined() ? action.size(-1) : 0);
@@ -662,7 +706,14 @@ PyObject* mlp(PyObject* const* args, Py_ssize_t n) {
     const int64_t out = net.layers.back().out;
     y = net.stacked ? floats({net.size(), net.rows, out}) : floats({net.rows, out});
     if (differentiated) kept = floats({Kept(net).total});
-    forward(net, data(y), differentiated ? data(kept) : nullptr);
+    form.members = net.members;
+    compute(
+        [net = std::move(net), y = data(y), kept = differentiated ? data(kept) : nullptr, index,
+         stacked = index.defined() ? without_history(params[0]) : Tensor()]() mutable {
+          if (index.defined()) look_up(index, stacked, net.members);
+          forward(net, y, kept);
+        },
+        y, kept, joined, masks, params);
   }
   if (differentiated) {
     auto [owner, node] = make_node<NativeMLPBackward>();
@@ -676,7 +727,6 @@ PyObject* mlp(PyObject* const* args, Py_ssize_t n) {
     for (const auto& p : params) edges.push_back(frozen ? torch::autograd::Edge() : edge_of(p));
     node->set_next_edges(std::move(edges));
     form.shared = dim == 2;
-    form.members = net.members;
     node->form = form;
     node->x = SavedVariable(x, false);
     node->has_action = action.defined();
@@ -703,8 +753,12 @@ PyObject* squashed(PyObject* const* args, Py_ssize_t n) {
   const int64_t rows = noise.size(0), width = noise.size(1);
   Tensor action = floats({rows, width}), log_prob = floats({rows}), deviation;
   if (differentiated) deviation = floats({rows, width});
-  squash(data(head), data(noise), rows, width, data(action), data(log_prob),
-         differentiated ? data(deviation) : nullptr);
+  compute(
+      [rows, width, head = data(head), noise = data(noise), action = data(action), log_prob = data(log_prob),
+       deviation = differentiated ? data(deviation) : nullptr] {
+        squash(head, noise, rows, width, action, log_prob, deviation);
+      },
+      head, noise, action, log_prob, deviation);
   if (differentiated) {
     auto [owner, node] = make_node<NativeSquashBackward>();
     node->set_next_edges(torch::autograd::collect_next_edges(head));
@@ -732,17 +786,22 @@ PyObject* critic_loss(PyObject* const* args, Py_ssize_t n) {
   const bool differentiated = at::GradMode::is_enabled() && q.requires_grad();
   const int64_t members = q.size(0), rows = q.size(1);
   Tensor error = floats({members, rows}), loss = floats({}), mean = floats({}), aim = floats({});
-  double squares = 0, sum = 0;
-  for (int64_t m = 0; m < members; ++m) {
-    const float *x = data(q) + m * rows, *y = data(target);
-    float* e = data(error) + m * rows;
-    for (int64_t i = 0; i < rows; ++i) e[i] = x[i] - y[i];
-    squares += static_cast<double>(dot(e, e, rows));
-    sum += static_cast<double>(mean_of(x, rows));
-  }
-  *data(loss) = static_cast<float>(coef * squares / rows);
-  *data(mean) = static_cast<float>(sum / members);
-  *data(aim) = mean_of(data(target), rows);
+  compute(
+      [members, rows, coef, q = data(q), y = data(target), e = data(error), loss = data(loss), mean = data(mean),
+       aim = data(aim)] {
+        double squares = 0, sum = 0;
+        for (int64_t m = 0; m < members; ++m) {
+          const float* x = q + m * rows;
+          float* to = e + m * rows;
+          for (int64_t i = 0; i < rows; ++i) to[i] = x[i] - y[i];
+          squares += static_cast<double>(dot(to, to, rows));
+          sum += static_cast<double>(mean_of(x, rows));
+        }
+        *loss = static_cast<float>(coef * squares / rows);
+        *mean = static_cast<float>(sum / members);
+        *aim = mean_of(y, rows);
+      },
+      q, target, error, loss, mean, aim);
   if (differentiated) {
     auto [owner, node] = make_node<NativeCriticLossBackward>();
     node->set_next_edges(torch::autograd::collect_next_edges(q));
@@ -763,13 +822,18 @@ PyObject* soft_actor_loss(PyObject* const* args, Py_ssize_t n) {
       !log_prob.is_contiguous())
     return none();
   const Tensor loss = floats({}), entropy = floats({});
-  const float scale = *data(alpha), mean = mean_of(data(log_prob), q.size(0));
-  *data(loss) = scale * mean - mean_of(data(q), q.size(0));
-  *data(entropy) = -mean;
+  compute(
+      [rows = q.size(0), alpha = data(alpha), log_prob = data(log_prob), q = data(q), loss = data(loss),
+       entropy = data(entropy)] {
+        const float mean = mean_of(log_prob, rows);
+        *loss = *alpha * mean - mean_of(q, rows);
+        *entropy = -mean;
+      },
+      alpha, log_prob, q, loss, entropy);
   if (at::GradMode::is_enabled() && (q.requires_grad() || log_prob.requires_grad())) {
     auto [owner, node] = make_node<NativeSoftActorLossBackward>();
     node->set_next_edges(torch::autograd::collect_next_edges(q, log_prob));
-    node->alpha = scale;
+    node->alpha = alpha;
     node->rows = q.size(0);
     torch::autograd::set_history(loss, owner);
   }
@@ -792,7 +856,7 @@ PyObject* record(PyObject* const* args, Py_ssize_t n) {
     return none();
   take_input(net, x);
   const Tensor y = floats({net.rows, net.layers.back().out}), kept = floats({Kept(net).total});
-  forward(net, data(y), data(kept));
+  compute([net = std::move(net), y = data(y), kept = data(kept)] { forward(net, y, kept); }, x, params, y, kept);
   return tuple_of({y, kept});
 }
 
@@ -819,7 +883,8 @@ PyObject* go_back(PyObject* const* args, Py_ssize_t n) {
                 "a place does not fit");
     (i % 2 ? to.layers[i / 2].bias : to.layers[i / 2].weight) = data(places[i]);
   }
-  backward(net, data(kept), data(grad), to);
+  compute([net = std::move(net), to, kept = data(kept), grad = data(grad)] { backward(net, kept, grad, to); }, x, kept,
+          grad, params, places);
   Py_RETURN_NONE;
 }
 
@@ -831,14 +896,17 @@ PyObject* chosen(PyObject* const* args, Py_ssize_t n) {
   if (!is_plain(q) || q.dim() != 2 || !q.is_contiguous() || !action.defined() || action.dim() != 1 ||
       action.scalar_type() != at::kLong || action.size(0) != q.size(0) || !action.device().is_cpu())
     return none();
-  const auto* index = static_cast<const int64_t*>(action.const_data_ptr());
-  const int64_t rows = q.size(0), width = q.size(1);
-  const Tensor y = floats({rows});
-  for (int64_t r = 0; r < rows; ++r) {
-    const int64_t a = index[r * action.stride(0)];
-    TORCH_CHECK(a >= 0 && a < width, "there is no action ", a);
-    data(y)[r] = data(q)[r * width + a];
-  }
+  const Tensor y = floats({q.size(0)});
+  compute(
+      [rows = q.size(0), width = q.size(1), index = static_cast<const int64_t*>(action.const_data_ptr()),
+       step = action.stride(0), q = data(q), to = data(y)] {
+        for (int64_t r = 0; r < rows; ++r) {
+          const int64_t a = index[r * step];
+          TORCH_CHECK(a >= 0 && a < width, "there is no action ", a);
+          to[r] = q[r * width + a];
+        }
+      },
+      q, action, y);
   return THPVariable_Wrap(y);
 }
 
@@ -848,15 +916,19 @@ PyObject* chosen_back(PyObject* const* args, Py_ssize_t n) {
   Tensor action, grad;
   TORCH_CHECK(to_tensor(args[0], action) && to_tensor(args[1], grad), "chosen_back takes tensors");
   if (!is_plain(grad) || !grad.is_contiguous()) return none();
-  const auto* index = static_cast<const int64_t*>(action.const_data_ptr());
   const int64_t rows = action.size(0), width = PyLong_AsLong(args[2]);
   const Tensor y = floats({rows, width});
-  std::memset(data(y), 0, rows * width * sizeof(float));
-  for (int64_t r = 0; r < rows; ++r) data(y)[r * width + index[r * action.stride(0)]] = data(grad)[r];
+  compute(
+      [rows, width, index = static_cast<const int64_t*>(action.const_data_ptr()), step = action.stride(0),
+       grad = data(grad), to = data(y)] {
+        std::memset(to, 0, rows * width * sizeof(float));
+        for (int64_t r = 0; r < rows; ++r) to[r * width + index[r * step]] = grad[r];
+      },
+      action, grad, y);
   return THPVariable_Wrap(y);
 }
 
-// huber(value, target, weight) -> the mean of weight * huber, error [B], slope [B] of the mean
+// huber(value, target, weight) -> the mean of weight * huber, |error| [B], slope [B] of the mean, means of value and target
 PyObject* huber(PyObject* const* args, Py_ssize_t n) {
   TORCH_CHECK(n == 3, "huber takes 3 arguments");
   Tensor value, target, weight;
@@ -866,17 +938,23 @@ PyObject* huber(PyObject* const* args, Py_ssize_t n) {
   };
   if (!is_plain(value) || !fits(value) || !fits(target) || (weight.defined() && !fits(weight))) return none();
   const int64_t rows = value.size(0);
-  const Tensor loss = floats({}), error = floats({rows}), slopes = floats({rows});
-  const float *x = data(value), *y = data(target), *w = weight.defined() ? data(weight) : nullptr;
-  double sum = 0;
-  for (int64_t r = 0; r < rows; ++r) {
-    const float e = x[r] - y[r], s = e < -1.f ? -1.f : e > 1.f ? 1.f : e, by = w ? w[r] : 1.f;
-    data(error)[r] = e;
-    data(slopes)[r] = by * s / static_cast<float>(rows);
-    sum += static_cast<double>(by * s * (e - 0.5f * s));
-  }
-  *data(loss) = static_cast<float>(sum / static_cast<double>(rows));
-  return tuple_of({loss, error, slopes});
+  const Tensor loss = floats({}), error = floats({rows}), slopes = floats({rows}), mean = floats({}), aim = floats({});
+  compute(
+      [rows, x = data(value), y = data(target), w = weight.defined() ? data(weight) : nullptr, loss = data(loss),
+       error = data(error), slopes = data(slopes), mean = data(mean), aim = data(aim)] {
+        double sum = 0;
+        for (int64_t r = 0; r < rows; ++r) {
+          const float e = x[r] - y[r], s = e < -1.f ? -1.f : e > 1.f ? 1.f : e, by = w ? w[r] : 1.f;
+          error[r] = std::fabs(e);
+          slopes[r] = by * s / static_cast<float>(rows);
+          sum += static_cast<double>(by * s * (e - 0.5f * s));
+        }
+        *loss = static_cast<float>(sum / static_cast<double>(rows));
+        *mean = mean_of(x, rows);
+        *aim = mean_of(y, rows);
+      },
+      value, target, weight, loss, error, slopes, mean, aim);
+  return tuple_of({loss, error, slopes, mean, aim});
 }
 
 // clip(vector, most): scales it to a norm of at most `most`, and returns the norm that it had
@@ -886,17 +964,20 @@ PyObject* clip(PyObject* const* args, Py_ssize_t n) {
   if (!to_tensor(args[0], x) || !is_plain(x) || !x.is_contiguous()) return none();
   const double most = PyFloat_AsDouble(args[1]);
   if (PyErr_Occurred()) return nullptr;
-  double squares = 0;
-  const int64_t count = x.numel();
-  for (int64_t i = 0; i < count; i += 1024) {
-    const float* part = data(x) + i;
-    squares += static_cast<double>(dot(part, part, std::min<int64_t>(1024, count - i)));
-  }
   const Tensor norm = floats({});
-  *data(norm) = static_cast<float>(std::sqrt(squares));
-  const float scale = static_cast<float>(most / (std::sqrt(squares) + 1e-6));
-  if (!(scale >= 1.f))
-    for (int64_t i = 0; i < count; ++i) data(x)[i] *= scale;
+  compute(
+      [most, count = x.numel(), x = data(x), norm = data(norm)] {
+        double squares = 0;
+        for (int64_t i = 0; i < count; i += 1024) {
+          const float* part = x + i;
+          squares += static_cast<double>(dot(part, part, std::min<int64_t>(1024, count - i)));
+        }
+        *norm = static_cast<float>(std::sqrt(squares));
+        const float scale = static_cast<float>(most / (std::sqrt(squares) + 1e-6));
+        if (!(scale >= 1.f))
+          for (int64_t i = 0; i < count; ++i) x[i] *= scale;
+      },
+      x, norm);
   return THPVariable_Wrap(norm);
 }
 
@@ -910,14 +991,17 @@ PyObject* td_target(PyObject* const* args, Py_ssize_t n) {
   }
   const int64_t rows = given[0].size(0);
   const Tensor y = floats({rows});
-  const float* at[4];
-  int64_t step[4];
-  for (int i = 0; i < 4; ++i) {
-    at[i] = data(given[i]);
-    step[i] = given[i].stride(0);
-  }
-  for (int64_t r = 0; r < rows; ++r)
-    data(y)[r] = at[0][r * step[0]] + at[1][r * step[1]] * (1.f - at[2][r * step[2]]) * at[3][r * step[3]];
+  struct Column {
+    const float* at;
+    int64_t step;
+    float operator[](int64_t r) const { return at[r * step]; }
+  };
+  const auto column = [&](int i) { return Column{data(given[i]), given[i].stride(0)}; };
+  compute(
+      [rows, reward = column(0), discount = column(1), terminated = column(2), next = column(3), y = data(y)] {
+        for (int64_t r = 0; r < rows; ++r) y[r] = reward[r] + discount[r] * (1.f - terminated[r]) * next[r];
+      },
+      given[0], given[1], given[2], given[3], y);
   return THPVariable_Wrap(y);
 }
 
@@ -997,9 +1081,49 @@ void adam_step(float* __restrict p, float* __restrict m, float* __restrict v, co
   }
 }
 
-// adam(params, grads, means, squares, steps, lr, beta1, beta2, eps, weight_decay); counts the step
+// the same, by the mean gradient alone
+void mean_step(float* __restrict p, float* __restrict m, float* __restrict v, const float* __restrict g, int64_t n,
+               AdamNumbers c) {
+  for (int64_t j = 0; j < n; ++j) {
+    m[j] += c.mix * (g[j] - m[j]);
+    v[j] = c.keep2 * v[j] + c.mix2 * g[j] * g[j];
+    p[j] -= c.size * m[j];
+  }
+}
+
+// a number that a Python object has now
+double attribute(PyObject* object, PyObject* name) {
+  PyObject* value = PyObject_GetAttr(object, name);
+  const double x = value ? PyFloat_AsDouble(value) : -1.0;
+  Py_XDECREF(value);
+  if (PyErr_Occurred()) {
+    PyErr_Clear();
+    TORCH_CHECK(false, "an optimizer has numbers as its lr and scale");
+  }
+  return x;
+}
+
+// What the factors of a step are
+AdamNumbers adam_numbers(double lr, double step, double beta1, double beta2, double eps, double decay, bool rectified) {
+  double size = lr / (1.0 - std::pow(beta1, step)), correction = std::sqrt(1.0 - std::pow(beta2, step));
+  if (rectified) {  // see RAdam in rlx/nn/optim.py; the correction is part of the size
+    const double limit = 2.0 / (1.0 - beta2) - 1.0, left = std::pow(beta2, step);
+    const double rho = limit - 2.0 * step * left / (1.0 - left);
+    const bool trusted = rho > 5.0;
+    if (trusted)
+      size *= correction * std::sqrt((rho - 4.0) * (rho - 2.0) * limit / ((limit - 4.0) * (limit - 2.0) * rho));
+    correction = trusted ? 1.0 : 0.0;
+  }
+  return {static_cast<float>(size),        static_cast<float>(correction), static_cast<float>(1.0 - beta1),
+          static_cast<float>(1.0 - beta2), static_cast<float>(beta2),      static_cast<float>(eps),
+          static_cast<float>(decay)};
+}
+
+// adam(params, grads, means, squares, steps, optimizer, beta1, beta2, eps, weight_decay, rectified); counts the step. The
+// learning rate is what the optimizer has when a step is made.
 PyObject* adam(PyObject* const* args, Py_ssize_t n) {
-  TORCH_CHECK(n == 10, "adam takes 10 arguments");
+  TORCH_CHECK(n == 11, "adam takes 11 arguments");
+  static PyObject *const LR = PyUnicode_InternFromString("lr"), *const SCALE = PyUnicode_InternFromString("scale");
   std::vector<Tensor> params, grads, means, squares;
   Tensor steps;
   if (!to_tensors(args[0], params) || !to_tensors(args[1], grads) || !to_tensors(args[2], means) ||
@@ -1007,26 +1131,36 @@ PyObject* adam(PyObject* const* args, Py_ssize_t n) {
     return none();
   if (!are_alike(params, grads) || !are_alike(means, params) || !are_alike(squares, params) || !is_plain(steps))
     return none();
-  double numbers[5];
-  for (int i = 0; i < 5; ++i) numbers[i] = PyFloat_AsDouble(args[5 + i]);
+  double numbers[4];
+  for (int i = 0; i < 4; ++i) numbers[i] = PyFloat_AsDouble(args[6 + i]);
   if (PyErr_Occurred()) return nullptr;
-  const auto [lr, beta1, beta2, eps, decay] = numbers;
   const at::NoGradGuard guard;
-  const double step = *data(steps) + 1.0;
-  *data(steps) = static_cast<float>(step);
-  changed(steps);
-  const double size = lr / (1.0 - std::pow(beta1, step)), correction = std::sqrt(1.0 - std::pow(beta2, step));
-  const AdamNumbers c{
-      static_cast<float>(size),        static_cast<float>(correction), static_cast<float>(1.0 - beta1),
-      static_cast<float>(1.0 - beta2), static_cast<float>(beta2),      static_cast<float>(eps),
-      static_cast<float>(decay)};
-  const auto step_of = decay == 0.0 ? adam_step<false> : adam_step<true>;
+  struct Part {
+    float *p, *m, *v;
+    const float* g;
+    int64_t n;
+  };
+  std::vector<Part> parts;
+  parts.reserve(params.size());
   for (size_t i = 0; i < params.size(); ++i) {
-    const Tensor grad = grads[i].contiguous();
-    over_rows(params[i].numel(), 32.0, [&](int64_t begin, int64_t end) {
-      step_of(data(params[i]) + begin, data(means[i]) + begin, data(squares[i]) + begin, data(grad) + begin,
-              end - begin, c);
-    });
+    grads[i] = grads[i].contiguous();
+    parts.push_back({data(params[i]), data(means[i]), data(squares[i]), data(grads[i]), params[i].numel()});
+  }
+  compute(
+      [parts = std::move(parts), count = data(steps), optimizer = args[5], beta1 = numbers[0], beta2 = numbers[1],
+       eps = numbers[2], decay = numbers[3], rectified = args[10] == Py_True] {
+        const double lr = attribute(optimizer, LR) * attribute(optimizer, SCALE), step = *count + 1.0;
+        *count = static_cast<float>(step);
+        const AdamNumbers c = adam_numbers(lr, step, beta1, beta2, eps, decay, rectified);
+        const auto step_of = c.correction == 0.f ? mean_step : decay == 0.0 ? adam_step<false> : adam_step<true>;
+        for (const Part& part : parts)
+          over_rows(part.n, 32.0, [&](int64_t begin, int64_t end) {
+            step_of(part.p + begin, part.m + begin, part.v + begin, part.g + begin, end - begin, c);
+          });
+      },
+      params, grads, means, squares, steps, args[5]);
+  changed(steps);
+  for (size_t i = 0; i < params.size(); ++i) {
     changed(params[i]);
     changed(means[i]);
     changed(squares[i]);
@@ -1045,16 +1179,165 @@ PyObject* follow(PyObject* const* args, Py_ssize_t n) {
   for (const auto& t : online)
     if (!t.is_contiguous()) return none();
   for (size_t i = 0; i < targets.size(); ++i) {
-    float* __restrict x = data(targets[i]);
-    const float* __restrict y = data(online[i]);
-    const int64_t count = targets[i].numel();
-    if (tau < 0.5f)
-      for (int64_t j = 0; j < count; ++j) x[j] += tau * (y[j] - x[j]);
-    else
-      for (int64_t j = 0; j < count; ++j) x[j] = y[j] - (y[j] - x[j]) * (1.f - tau);
+    compute(
+        [count = targets[i].numel(), tau, to = data(targets[i]), from = data(online[i])] {
+          float* __restrict x = to;
+          const float* __restrict y = from;
+          if (tau < 0.5f)
+            for (int64_t j = 0; j < count; ++j) x[j] += tau * (y[j] - x[j]);
+          else
+            for (int64_t j = 0; j < count; ++j) x[j] = y[j] - (y[j] - x[j]) * (1.f - tau);
+        },
+        targets[i], online[i]);
     changed(targets[i]);
   }
   Py_RETURN_TRUE;
+}
+
+// -- captured updates
+
+Program* program_of(PyObject* capsule) {
+  auto* program = static_cast<Program*>(PyCapsule_GetPointer(capsule, "rlx.Program"));
+  if (!program) PyErr_Clear();
+  TORCH_CHECK(program, "this is no program");
+  return program;
+}
+
+// The tensors of nested tuples, lists and dicts, and all else
+void take_apart(PyObject* x, std::vector<Tensor>& tensors, std::vector<PyObject*>& others) {
+  if (THPVariable_Check(x)) {
+    tensors.push_back(THPVariable_Unpack(x));
+  } else if (PyTuple_Check(x)) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(x); ++i) take_apart(PyTuple_GET_ITEM(x, i), tensors, others);
+  } else if (PyList_Check(x)) {
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(x); ++i) take_apart(PyList_GET_ITEM(x, i), tensors, others);
+  } else if (PyDict_Check(x)) {
+    PyObject *key, *value;
+    for (Py_ssize_t at = 0; PyDict_Next(x, &at, &key, &value);) take_apart(value, tensors, others);
+  } else {
+    others.push_back(x);
+  }
+}
+
+void values_of(PyObject* dict, std::vector<PyObject*>& to) {
+  PyObject *key, *value;
+  for (Py_ssize_t at = 0; PyDict_Next(dict, &at, &key, &value);) to.push_back(value);
+}
+
+// The same structure of other tensors; null with an error set where it is of a kind that is not known here
+template <class Next>
+PyObject* put_together(PyObject* x, Next&& next) {
+  if (THPVariable_Check(x)) return THPVariable_Wrap(next());
+  if (PyTuple_Check(x)) {
+    const Py_ssize_t n = PyTuple_GET_SIZE(x);
+    PyObject* parts = PyTuple_New(n);
+    for (Py_ssize_t i = 0; i < n; ++i) {
+      PyObject* part = put_together(PyTuple_GET_ITEM(x, i), next);
+      if (!part) return Py_DECREF(parts), nullptr;
+      PyTuple_SET_ITEM(parts, i, part);
+    }
+    if (PyTuple_CheckExact(x)) return parts;
+    PyObject* named = PyObject_CallObject(reinterpret_cast<PyObject*>(Py_TYPE(x)), parts);  // a NamedTuple
+    Py_DECREF(parts);
+    return named;
+  }
+  if (PyDict_CheckExact(x)) {
+    PyObject *parts = PyDict_New(), *key, *value;
+    for (Py_ssize_t at = 0; PyDict_Next(x, &at, &key, &value);) {
+      PyObject* part = put_together(value, next);
+      if (!part || PyDict_SetItem(parts, key, part) < 0) return Py_XDECREF(part), Py_DECREF(parts), nullptr;
+      Py_DECREF(part);
+    }
+    return parts;
+  }
+  return Py_NewRef(x);
+}
+
+// begin(args, numbers) -> program, args: notes what is computed from now on, with the arguments returned, and while the
+// values of the dict of numbers stay what they are
+PyObject* begin(PyObject* const* args, Py_ssize_t n) {
+  TORCH_CHECK(n == 2 && !capturing, "begin takes 2 arguments, and one program is captured at a time");
+  std::vector<Tensor> given;
+  std::vector<PyObject*> others;
+  take_apart(args[0], given, others);
+  values_of(args[1], others);
+  for (const auto& t : given)
+    if (!t.device().is_cpu() || t.layout() != at::kStrided || t.is_neg() || t.requires_grad()) return none();
+  auto program = std::make_unique<Program>();
+  program->take_inputs(given);
+  program->form = others;
+  for (PyObject* object : others) program->keep(object);
+  PyObject* inputs = put_together(args[0], [&, i = size_t(0)]() mutable { return program->inputs[i++]; });
+  if (!inputs) return nullptr;
+  capturing = program.release();
+  PyObject* capsule = PyCapsule_New(capturing, "rlx.Program", [](PyObject* object) {
+    delete static_cast<Program*>(PyCapsule_GetPointer(object, "rlx.Program"));
+  });
+  return Py_BuildValue("NN", capsule, inputs);
+}
+
+// note(name, overload, args, kwargs, made): an operation of torch; False where it cannot be noted
+PyObject* note(PyObject* const* args, Py_ssize_t n) {
+  TORCH_CHECK(n == 5 && capturing, "note takes 5 arguments, while a program is captured");
+  std::vector<Tensor> made;
+  if (!to_tensors(args[4], made)) return PyBool_FromLong(false);
+  return PyBool_FromLong(
+      note_operation(PyUnicode_AsUTF8(args[0]), PyUnicode_AsUTF8(args[1]), args[2], args[3], made));
+}
+
+// keep(tensors): memory that the program uses
+PyObject* keep(PyObject* const* args, Py_ssize_t n) {
+  TORCH_CHECK(n == 1 && capturing, "keep takes 1 argument, while a program is captured");
+  std::vector<Tensor> tensors;
+  TORCH_CHECK(to_tensors(args[0], tensors), "keep takes tensors");
+  capturing->keep(tensors);
+  Py_RETURN_NONE;
+}
+
+// what a program has computed, as the captured method returned it
+PyObject* result_of(const Program& program) {
+  return put_together(program.result, [&, i = size_t(0)]() mutable { return program.output(i++); });
+}
+
+// abandon(): nothing more is noted
+PyObject* abandon(PyObject* const*, Py_ssize_t) {
+  capturing = nullptr;
+  Py_RETURN_NONE;
+}
+
+// end(result) -> a copy of it, and the end of a program that gives it
+PyObject* end(PyObject* const* args, Py_ssize_t n) {
+  TORCH_CHECK(n == 1 && capturing, "end takes 1 argument, while a program is captured");
+  Program* program = std::exchange(capturing, nullptr);
+  std::vector<Tensor> outputs;
+  std::vector<PyObject*> others;
+  take_apart(args[0], outputs, others);
+  for (const auto& t : outputs) {
+    program->outputs.push_back(without_history(t));
+    program->dense.push_back(t.is_non_overlapping_and_dense());
+  }
+  const Program& made = *program;
+  program->result = put_together(args[0], [&, i = size_t(0)]() mutable { return made.outputs[i++]; });
+  if (!program->result) return nullptr;
+  program->objects.push_back(program->result);
+  return result_of(made);
+}
+
+// run(program, args, numbers) -> what the captured method would return; NotImplemented where the arguments are of another
+// kind, or the numbers have changed
+PyObject* run(PyObject* const* args, Py_ssize_t n) {
+  TORCH_CHECK(n == 3 && !capturing, "run takes 3 arguments");
+  Program* program = program_of(args[0]);
+  static thread_local std::vector<Tensor> given;
+  static thread_local std::vector<PyObject*> others;
+  given.clear();
+  others.clear();
+  take_apart(args[1], given, others);
+  values_of(args[2], others);
+  if (!program->fits(given) || !program->is_of_form(others)) Py_RETURN_NOTIMPLEMENTED;
+  program->copy_in(given);
+  program->run();
+  return result_of(*program);
 }
 
 PyObject* set_again(PyObject* const* args, Py_ssize_t n) {
@@ -1085,6 +1368,12 @@ PyMethodDef methods[] = {
     method<follow>("follow"),
     method<n_step>("n_step"),
     method<set_again>("set_again"),
+    method<begin>("begin"),
+    method<note>("note"),
+    method<keep>("keep"),
+    method<abandon>("abandon"),
+    method<end>("end"),
+    method<run>("run"),
     {nullptr, nullptr, 0, nullptr},
 };
 
