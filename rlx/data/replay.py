@@ -358,9 +358,13 @@ def joined(first: np.ndarray, a: Gathered, b: Gathered) -> Gathered:
 
 def minibatches(layout: Layout, gathered: Gathered, batch_size: int) -> Iterator[Batch]:
     """Gathered transitions as minibatches."""
-    if layout.is_vector:  # the views of a whole burst take a call for each field
+    if layout.is_vector:  # the views of a whole burst take two calls for each field
         whole = layout.batch(gathered.rows)
-        yield from map(Batch, *(repeat(None) if field is None else torch.split(field, batch_size) for field in whole))
+        if len(gathered.rows) == batch_size:
+            yield whole
+            return
+        parts = (repeat(None) if field is None else field.unflatten(0, (-1, batch_size)).unbind() for field in whole)
+        yield from map(Batch, *parts)
         return
     for start in range(0, len(gathered.rows), batch_size):
         part, apart = slice(start, start + batch_size), gathered.apart
