@@ -708,6 +708,14 @@ def learn(x: Tensor, layers: Sequence[Renorm], renorm: bool) -> tuple[Tensor, li
     return x, found
 
 
+def batched(x: Tensor, y: Tensor, to: Tensor | None = None) -> Tensor:
+    """x [E, m, k] @ y [E, k, n], added to a tensor in place where one is given."""
+    made: Tensor | None = NATIVE.on.batched(x, y, to) if NATIVE.on is not None else None
+    if made is None:
+        return torch.bmm(x, y) if to is None else to.baddbmm_(x, y)
+    return made
+
+
 class HandWrittenLearn(torch.autograd.Function):
     """`learn` as one autograd node whose backward pass is written out below."""
 
@@ -723,7 +731,7 @@ class HandWrittenLearn(torch.autograd.Function):
             weight, bias = fold(layer, scale, offset)
             saved += [x, mean, rstd, slope, d, scale, offset, weight, layer.weight]
             found += [mean, var]
-            x = torch.bmm(x, weight).add_(bias)
+            x = batched(x, weight).add_(bias)
             if i < depth - 1:
                 x.relu_()
         ctx.save_for_backward(*saved)
@@ -738,7 +746,7 @@ class HandWrittenLearn(torch.autograd.Function):
         found: list[Tensor | None] = []
         for i in reversed(range(ctx.depth)):
             x, mean, rstd, slope, d, scale, offset, folded, weight = saved[9 * i : 9 * i + 9]
-            folded_grad = torch.bmm(x.mT, grad)
+            folded_grad = batched(x.mT, grad)
             bias_grad = grad.sum(1, keepdim=True)
             offset_grad = torch.bmm(bias_grad, weight.mT)
             scale_grad = (folded_grad * weight).sum(-1).unsqueeze(1).addcmul_(mean, offset_grad, value=-1.0)
@@ -751,6 +759,6 @@ class HandWrittenLearn(torch.autograd.Function):
                 # x reaches the output directly, and through the variance and the mean of the batch
                 by_square = scale_grad * scale * rstd.square() / -rows
                 by_mean = torch.addcmul(offset_grad * scale / -rows, by_square, mean, value=-1.0)
-                grad = torch.addcmul(by_mean, x, by_square).baddbmm_(grad, folded.mT)
+                grad = batched(grad, folded.mT, torch.addcmul(by_mean, x, by_square))
                 grad = relu_backward(grad, x, 0, grad_input=grad)
         return None, None, None, *found

@@ -24,7 +24,7 @@ from rlx.data.replay import Replay, ReplayConfig
 from rlx.errors import RunFailed, UserError
 from rlx.losses import critic_loss, soft_actor_loss
 from rlx.nn import Adam, AdamW, Critic, RAdam, RMSprop, SquashedGaussian, polyak
-from rlx.nn.fused import Places, chosen, dueling, go_back, huber_loss, recorded
+from rlx.nn.fused import Places, batched, chosen, dueling, go_back, huber_loss, recorded
 from rlx.nn.mlp import MLP
 from rlx.nn.native import build, choose
 from rlx.nn.native.choose import is_native, use_native
@@ -477,3 +477,16 @@ def test_the_variable_says_what_auto_means(monkeypatch: Any) -> None:
 def test_build_native_takes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["build-native", "now"]) == 2
     assert "it takes nothing" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize(("rows", "inner", "columns"), [(5, 7, 3), (33, 16, 64), (20, 9, 1), (1, 4, 17)])
+@pytest.mark.parametrize("across", [False, True])
+@pytest.mark.parametrize("flipped", [False, True])
+def test_products_of_stacks(rows: int, inner: int, columns: int, across: bool, flipped: bool) -> None:
+    x = torch.randn(2, inner, rows).mT if flipped else torch.randn(2, rows, inner)
+    y = torch.randn(2, columns, inner).mT if across else torch.randn(2, inner, columns)
+    to = torch.randn(2, rows, columns)
+    close(both(lambda: [batched(x, y), batched(x, y, to.clone())]))
+    same = x[:1].expand(2, -1, -1)
+    close(both(lambda: [batched(same, y)]))

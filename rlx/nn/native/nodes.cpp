@@ -47,6 +47,8 @@ bool is_plain(const Tensor& t) {
 
 float* data(const Tensor& t) { return static_cast<float*>(t.unsafeGetTensorImpl()->mutable_data()); }
 
+void changed(const Tensor& t) { t.unsafeGetTensorImpl()->bump_version(); }
+
 Tensor floats(at::IntArrayRef sizes) { return at::empty(sizes, at::TensorOptions(at::kFloat)); }
 
 // -- networks
@@ -840,6 +842,42 @@ PyObject* soft_actor_loss(PyObject* const* args, Py_ssize_t n) {
   return tuple_of({loss, entropy});
 }
 
+// -- stacks of matrices
+
+// batched(x, y, to) -> x [E, m, k] y [E, k, n]; where `to` [E, m, n] is given, added to it
+PyObject* batched(PyObject* const* args, Py_ssize_t n) {
+  TORCH_CHECK(n == 3, "batched takes 3 arguments");
+  Tensor x, y, to;
+  if (!to_tensor(args[0], x) || !to_tensor(args[1], y) || !to_tensor(args[2], to) || !is_plain(x) || !is_plain(y))
+    return none();
+  if (x.dim() != 3 || y.dim() != 3 || x.size(0) != y.size(0) || x.size(2) != y.size(1)) return none();
+  if (at::GradMode::is_enabled() && (x.requires_grad() || y.requires_grad())) return none();
+  const int64_t size = x.size(0), m = x.size(1), k = x.size(2), width = y.size(2);
+  const bool straight = y.stride(2) == 1 || width == 1, across = y.stride(1) == 1 && !straight, add = to.defined();
+  if (!straight && !across) return none();
+  if (add && (!is_plain(to) || !to.is_contiguous() || to.sizes() != at::IntArrayRef({size, m, width}))) return none();
+  const Tensor made = add ? to : floats({size, m, width});
+  compute(
+      [=, a = data(x), b = data(y), c = data(made), a0 = x.stride(0), down = x.stride(1), right = x.stride(2),
+       b0 = y.stride(0), b1 = y.stride(1), b2 = y.stride(2)] {
+        for (int64_t e = 0; e < size; ++e) {
+          const float *left = a + e * a0, *other = b + e * b0;
+          float* out = c + e * m * width;
+          if (width == 1 && down == 1 && right > 1) {  // one row times a matrix
+            product(1, m, k, other, 0, b1, left, right, false, out, m, add);
+            continue;
+          }
+          over_rows(m, 2.0 * k * width, [&](int64_t begin, int64_t end) {
+            product(end - begin, width, k, left + begin * down, down, right, other, across ? b2 : b1, across,
+                    out + begin * width, width, add);
+          });
+        }
+      },
+      x, y, made);
+  if (add) changed(made);
+  return THPVariable_Wrap(made);
+}
+
 // -- recorded computations
 
 // record(x, params, activation) -> y and what `go_back` reads
@@ -1062,8 +1100,6 @@ bool are_alike(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
     if (!is_plain(a[i]) || !is_plain(b[i]) || a[i].sizes() != b[i].sizes() || !a[i].is_contiguous()) return false;
   return true;
 }
-
-void changed(const Tensor& t) { t.unsafeGetTensorImpl()->bump_version(); }
 
 struct AdamNumbers {
   float size, correction, mix, mix2, keep2, floor, shrink;
@@ -1358,6 +1394,7 @@ PyMethodDef methods[] = {
     method<critic_loss>("critic_loss"),
     method<soft_actor_loss>("soft_actor_loss"),
     method<td_target>("td_target"),
+    method<batched>("batched"),
     method<record>("record"),
     method<go_back>("go_back"),
     method<chosen>("chosen"),
