@@ -42,7 +42,9 @@ STARTED = 10  # env steps that end the start-up
 OURS = ("native", "python")
 LIBRARIES = {"sb3": "stable_baselines3", "sbx": "sbx"}
 CONTESTANTS = (*OURS, *LIBRARIES)
-PACKAGES = ("torch", "gymnasium", "mujoco", "numpy", "stable-baselines3", "sbx-rl", "jax")
+PACKAGES = (
+    "torch", "gymnasium", "mujoco", "numpy", "stable-baselines3", "sb3-contrib", "sbx-rl", "jax", "tianshou", "d3rlpy",
+)  # fmt: skip
 
 
 @dataclass
@@ -245,7 +247,7 @@ def measure(contestant: str, name: str, threads: int, args: argparse.Namespace) 
             process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode != 0:
             lines = (folder / "output").read_text().strip().splitlines() or ["no output"]
-            raise SystemExit(f"{contestant} failed in {name}: {lines[-1]}")
+            raise SystemExit(f"{contestant} failed in {name}: {lines[-1]}")  # what was measured so far is kept
         first = json.loads((folder / "first.json").read_text())
         summary = json.loads((folder / "run" / "summary.json").read_text())
     cpu = usage.ru_utime + usage.ru_stime

@@ -452,7 +452,8 @@ def settings(name: str, args: argparse.Namespace) -> dict[str, Any]:
     """What a measurement depends on besides its place: where this has changed, the store starts anew."""
     case = CASES[name]._replace(rows=args.rows)
     kept = {key: value for key, value in case._asdict().items() if key not in ("width", "peers")}
-    return {**kept, "seconds": args.seconds, "clock": "processor" if args.cpu_time else "wall"}
+    clock = "processor" if args.cpu_time else "wall"
+    return {**kept, "seconds": args.seconds, "clock": clock, "versions": args.versions}
 
 
 def compete(store: Any, args: argparse.Namespace) -> None:
@@ -528,11 +529,13 @@ def main() -> None:
     unknown = sorted(set(args.cases) - set(CASES))
     if unknown:
         parser.error(f"there is no case {unknown[0]}; choose of {', '.join(CASES)}")
-    from side_by_side import Store  # not in the process of a measurement
+    from end_to_end import versions  # not in the process of a measurement
+    from side_by_side import Store
 
     args.cases = args.cases or list(CASES)
     store = Store(args.store)
     if not args.table:
+        args.versions = [versions(python) for python in dict.fromkeys((sys.executable, *args.peer_python))]
         compete(store, args)
     print(table(store, args))
 
