@@ -1,17 +1,26 @@
 """Updates per second of our learners, side by side with other libraries and with the bare matrix products.
 
-    python benchmarks/speed.py [case ...] [--widths 64 256] [--threads 1 2] [--rounds 3] [--seconds 2]
+    python benchmarks/speed.py [case ...] [--widths 64 256 1024] [--threads 1 2] [--rounds 5] [--seconds 2]
                                [--peer-python PYTHON ...] [--against LIBRARY ...] [--ours KIND ...] [--cpu-time]
+                               [--rows 1000000] [--store FILE] [--table]
 
 Every measurement is a process of its own, since thread counts are global to a process, and the contestants take turns.
-Shown are the best rate of each and, in brackets, the median over the rounds of how many times as fast the first of ours
-was in the same round, with its spread. All of them learn on the CPU from random transitions (obs 17, action 6, batch
-256, two layers of each width; DQN: obs 4, 2 actions, batch 32). Ours are `native` and `python` (native=false).
-An update includes the sampling of its minibatch; as d3rlpy spends much
-of its time on that, `d3rlpy_drawn` is d3rlpy on minibatches that were drawn beforehand. With UTD 20, and in a burst of
-128 as RL Zoo has it for DQN, the updates are asked for in one call. `gemm` runs the matrix products of one update of
-the algorithm and nothing else, by the library that torch comes with. The sbx of REDQ and RLPD values the next state
-by all ten critics and ours by two: `redq_all` and `rlpd_all` do the same work as it does.
+Shown are the median rate of each over the rounds and, in brackets, the median over the rounds of how many times as fast
+the first of ours was in the same round, with its spread [min, max]. All of them learn on the CPU from random
+transitions (obs 17, action 6, batch 256, two layers of each width; DQN: obs 4, 2 actions, batch 32) in a replay of a
+million of them, far more than the caches of a CPU hold. Ours are `native` and `python`
+(native=false).
+
+An update includes the sampling of its minibatch and what becomes of its metrics: ours go through the callback bus to
+the means of a row every 500 calls, and the weights are looked at then, as in the trainer; the others write theirs to
+their loggers or return them as numbers. As d3rlpy spends much of its time on sampling, `d3rlpy_drawn` is d3rlpy on
+minibatches that were drawn beforehand. With UTD 20, and in a burst of 128 as RL Zoo has it for DQN, the updates are
+asked for in one call. `gemm` runs the matrix products of one update of the algorithm and nothing else, by the library
+that torch comes with. The sbx of REDQ and RLPD values the next state by all ten critics and ours by two: `redq_all` and
+`rlpd_all` do the same work as it does, one step of the actor for twenty of the critics included.
+
+Measurements go into the store, docs/benchmarks/speed.json, at once and are not made again, so that a long comparison
+can be stopped and goes on where it was; `--table` only prints. Measure a change of rlx with another `--store`.
 
 The other libraries come from PyPI: pip install stable-baselines3 sb3-contrib sbx-rl tianshou d3rlpy, here or in
 environments that `--peer-python` names. A library that is not installed is left out, and said so. Where other work
@@ -21,6 +30,7 @@ shares the cores, `--cpu-time` counts the processor's time instead of the clock'
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib
 import itertools
 import json
@@ -30,12 +40,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-ROWS = 10_000
-FIRST_CALLS = 8  # before the clock starts: all variants of an update have then been captured
+FIRST_CALLS = 4  # at least, before the clock starts: all variants of an update have then been captured
+LOG_INTERVAL = 500  # calls, each of which is an env step, between rows of our metrics: the default of runs
+STORE = Path(__file__).parents[1] / "docs" / "benchmarks" / "speed.json"
 Call = Callable[[], Any]
 
 
@@ -48,6 +61,7 @@ class Case(NamedTuple):
     batch_size: int = 256
     width: int = 256  # of both layers
     updates: int = 1  # per call: the updates per env step
+    rows: int = 1_000_000  # of the replay
     peers: tuple[str, ...] = ()
     algo: str | None = None  # where the case is not called by it
 
@@ -98,16 +112,45 @@ THEIRS: dict[str, dict[str, Any]] = {  # of d3rlpy
 
 
 def transitions(case: Case) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(0)
-    action = rng.integers(case.actions, size=ROWS) if case.discrete else rng.uniform(-1, 1, (ROWS, case.actions))
+    rng, n = np.random.default_rng(0), case.rows
+    action = rng.integers(case.actions, size=n) if case.discrete else 2 * rng.random((n, case.actions), np.float32) - 1
     return {
-        "obs": rng.standard_normal((ROWS, case.obs), dtype=np.float32),
-        "action": action.astype(np.int64 if case.discrete else np.float32),
-        "reward": rng.standard_normal(ROWS, dtype=np.float32),
-        "next_obs": rng.standard_normal((ROWS, case.obs), dtype=np.float32),
-        "terminated": (rng.random(ROWS) < 0.01).astype(np.float32),
-        "truncated": np.zeros(ROWS, np.float32),
+        "obs": rng.standard_normal((n, case.obs), dtype=np.float32),
+        "action": action,
+        "reward": rng.standard_normal(n, dtype=np.float32),
+        "next_obs": rng.standard_normal((n, case.obs), dtype=np.float32),
+        "terminated": (rng.random(n, np.float32) < 0.01).astype(np.float32),
+        "truncated": np.zeros(n, np.float32),
     }
+
+
+def iterations(case: Case, learner: Any, replay: Any) -> Call:
+    """An iteration of the trainer without its env step: sample, update, and what becomes of the metrics."""
+    from rlx.callbacks import crossed
+    from rlx.callbacks.bus import CallbackBus
+    from rlx.callbacks.metrics import TrainMetrics, TrainMetricsConfig
+    from rlx.trainers.guard import Guard
+
+    metrics_callback = TrainMetrics(TrainMetricsConfig())
+    bus = CallbackBus({"train_metrics": metrics_callback})
+    guard = Guard(learner, metrics_callback.pending)
+    state = SimpleNamespace(steps=0, updates=0)
+    plan = SimpleNamespace(log_interval=LOG_INTERVAL)
+    trainer: Any = SimpleNamespace(state=state, plan=plan, bus=bus, log=lambda kind, row: None)
+
+    def call() -> None:
+        for batch in replay.sample(case.batch_size, case.updates):
+            metrics = learner.update(batch)
+            state.updates += 1
+            guard.note(metrics)
+            bus.emit("update", trainer, metrics)
+        state.steps += 1
+        if crossed(state.steps - 1, state.steps, LOG_INTERVAL):
+            problem = guard.problem(state.updates)
+            assert problem is None, problem
+        bus.emit("iteration", trainer)
+
+    return call
 
 
 def rlx(name: str, case: Case, native: bool = False) -> Call:
@@ -129,14 +172,9 @@ def rlx(name: str, case: Case, native: bool = False) -> Call:
     spec = Spec("bench", (case.obs,), "float32", **kind)
     cfg = config(batch_size=case.batch_size, hidden=[case.width] * 2, **settings)
     learner = getattr(module, config._target_.rsplit(".", 1)[1])(cfg, spec)
-    replay = Replay(ReplayConfig(capacity=ROWS), spec, 1, cfg.discount, seed=0, mc_return=learner.needs_mc_return)
+    replay = Replay(ReplayConfig(capacity=case.rows), spec, 1, cfg.discount, seed=0, mc_return=learner.needs_mc_return)
     replay.add(**transitions(case))
-
-    def call() -> None:
-        for batch in replay.sample(case.batch_size, case.updates):
-            learner.update(batch)
-
-    return call
+    return iterations(case, learner, replay)
 
 
 def rlx_native(name: str, case: Case) -> Call:
@@ -165,14 +203,14 @@ def of_the_sb3_family(library: str, name: str, case: Case, **policy: Any) -> Cal
 
     algorithm = getattr(importlib.import_module(library), "CrossQ" if name == "crossq" else name.upper())
     policy["net_arch"] = [case.width] * 2
-    extra = {"batch_size": case.batch_size, "buffer_size": ROWS, "policy_kwargs": policy}
+    extra = {"batch_size": case.batch_size, "buffer_size": case.rows, "policy_kwargs": policy}
     if name == "sac" and case.updates > 1:
         extra["policy_delay"] = case.updates
     model = algorithm("MlpPolicy", fake_env(case), **extra)
     model.set_logger(Logger(None, []))
     data, replay = transitions(case), model.replay_buffer
     replay.observations[:, 0], replay.next_observations[:, 0] = data["obs"], data["next_obs"]
-    replay.actions[:, 0] = data["action"].reshape(ROWS, -1)
+    replay.actions[:, 0] = data["action"].reshape(case.rows, -1)
     replay.rewards[:, 0], replay.dones[:, 0] = data["reward"], data["terminated"]
     replay.pos, replay.full = 0, True
     return lambda: model.train(gradient_steps=case.updates, batch_size=case.batch_size)
@@ -229,9 +267,10 @@ def tianshou(name: str, case: Case) -> Call:
         algorithm = getattr(algos, name.upper())(policy=policy, critic=critic(), **two, **optimizers)
     names = {"action": "act", "reward": "rew", "next_obs": "obs_next"}
     columns = {names.get(name, name): column for name, column in transitions(case).items()}
-    buffer = data.ReplayBuffer(ROWS)
-    for i in range(ROWS):
-        buffer.add(data.Batch(info={}, **{name: column[i] for name, column in columns.items()}))
+    flags = {name: columns[name].astype(bool) for name in ("terminated", "truncated")}
+    columns |= flags | {"done": flags["terminated"] | flags["truncated"]}
+    buffer = data.ReplayBuffer.from_data(**columns)  # row by row would take minutes
+    buffer.last_index[:] = case.rows - 1
 
     def call() -> None:
         with training(algorithm.policy):
@@ -246,11 +285,13 @@ def d3rlpy(name: str, case: Case, drawn: int = 0) -> Call:
     algos = importlib.import_module("d3rlpy.algos")
     dataset = importlib.import_module("d3rlpy.dataset")
     data = transitions(case)
-    ends = np.arange(1, ROWS + 1) % 1000 == 0
+    ends = np.arange(1, case.rows + 1) % 1000 == 0
     buffer = dataset.MDPDataset(data["obs"], data["action"], data["reward"], ends.astype(np.float32))
     special = {"td3_bc": "TD3PlusBC", "cal_ql": "CalQL"}
     config = getattr(algos, f"{special.get(name, name.upper())}Config")
-    algo = config(batch_size=case.batch_size, **THEIRS.get(name, {})).create(device="cpu")
+    layers = importlib.import_module("d3rlpy.models").VectorEncoderFactory([case.width] * 2)
+    networks = {f.name: layers for f in dataclasses.fields(config) if f.name.endswith("encoder_factory")}
+    algo = config(batch_size=case.batch_size, **networks, **THEIRS.get(name, {})).create(device="cpu")
     algo.build_with_dataset(buffer)
     if drawn:
         batches = itertools.cycle([buffer.sample_transition_batch(case.batch_size) for _ in range(drawn)])
@@ -351,8 +392,8 @@ KINDS = ("native", "python")  # of ours
 PEERS = ("sb3", "sb3_contrib", "sbx", "tianshou", "d3rlpy", "d3rlpy_drawn")
 
 
-def work(contestant: str, name: str, width: int, threads: int, seconds: float, clock: Callable[[], float]) -> None:
-    """Measure one contestant in this process and print what was found as JSON."""
+def work(contestant: str, name: str, case: Case, threads: int, seconds: float, clock: Callable[[], float]) -> None:
+    """Measure one contestant in this process and print its rate as JSON: the median of ten stretches of time."""
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
     if hasattr(os, "sched_setaffinity"):  # the only limit that every library obeys
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
@@ -361,7 +402,6 @@ def work(contestant: str, name: str, width: int, threads: int, seconds: float, c
 
         torch.set_num_threads(threads)
         torch.manual_seed(0)
-        case = CASES[name]._replace(width=width)
         call = CONTESTANTS[contestant](name, case)
     except ImportError as error:
         print(json.dumps({"skipped": str(error)}))
@@ -371,69 +411,88 @@ def work(contestant: str, name: str, width: int, threads: int, seconds: float, c
     start = clock()
     while clock() - start < seconds / 4:  # warm up
         call()
-    best, start = 0.0, clock()
-    while clock() - start < seconds:
+    rates: list[float] = []
+    while len(rates) < 10:
         calls, began = 0, clock()
         while (spent := clock() - began) < seconds / 10:
             call()
             calls += 1
-        best = max(best, calls * case.updates / spent)
-    print(json.dumps({"rate": best}))
+        rates.append(calls * case.updates / spent)
+        if len(rates) >= 3 and clock() - start > 10 * seconds:  # calls that take longer than a stretch
+            break
+    print(json.dumps({"rate": statistics.median(rates)}))
 
 
 def measure(contestant: str, name: str, width: int, threads: int, args: argparse.Namespace) -> dict[str, Any]:
     """By the first interpreter that has the library."""
-    found: dict[str, Any] = {}
+    outcome: dict[str, Any] = {}
     for python in args.peer_python if contestant in PEERS else [sys.executable]:
-        command = [python, __file__, "--work", contestant, name]
+        command = [python, __file__, "--work", contestant, name, "--rows", str(args.rows)]
         command += ["--widths", str(width), "--threads", str(threads), "--seconds", str(args.seconds)]
         command += ["--cpu-time"] * args.cpu_time
         run = subprocess.run(command, capture_output=True, text=True, check=False)
         if run.returncode != 0:
-            return {"skipped": f"failed: {run.stderr.strip().splitlines()[-1]}"}
-        found = dict(json.loads(run.stdout.strip().splitlines()[-1]))
-        if "rate" in found:
+            return {"skipped": f"failed: {(run.stderr.strip().splitlines() or ['no output'])[-1]}"}
+        outcome = dict(json.loads(run.stdout.strip().splitlines()[-1]))
+        if "rate" in outcome:
             break
-    return found
+    return outcome
 
 
-Place = tuple[str, int, int]  # case, width, threads
+def place(name: str, width: int, threads: int) -> str:
+    return f"{name}, 2 x {width}, threads {threads}"
 
 
-def compete(args: argparse.Namespace) -> dict[Place, dict[str, list[float]]]:
-    """The rates of every contestant, round by round; contestants take turns within each round."""
-    rates: dict[Place, dict[str, list[float]]] = {}
-    skipped: dict[tuple[str, str], str] = {}
-    for _, threads, width, name in itertools.product(range(args.rounds), args.threads, args.widths, args.cases):
-        for contestant in (*args.ours, *(peer for peer in CASES[name].peers if peer in args.against)):
-            if (contestant, name) in skipped:
+def settings(name: str, args: argparse.Namespace) -> dict[str, Any]:
+    """What a measurement depends on besides its place: where this has changed, the store starts anew."""
+    case = CASES[name]._replace(rows=args.rows)
+    kept = {key: value for key, value in case._asdict().items() if key not in ("width", "peers")}
+    clock = "processor" if args.cpu_time else "wall"
+    return {**kept, "seconds": args.seconds, "clock": clock, "versions": args.versions}
+
+
+def compete(store: Any, args: argparse.Namespace) -> None:
+    """The measurements that are missing, round by round; contestants take turns within each round."""
+    skipped: set[tuple[str, str]] = set()
+    turns = itertools.product(range(args.rounds), args.threads, args.widths, args.cases)
+    for number, threads, width, name in turns:
+        here = place(name, width, threads)
+        known = store.open(here, settings(name, args))
+        for contestant in contestants(name, args):
+            if (contestant, name) in skipped or str(number) in known.get(contestant, {}):
                 continue
-            found = measure(contestant, name, width, threads, args)
-            if "skipped" in found:
-                skipped[contestant, name] = found["skipped"]
-                print(f"{contestant} is left out of {name}: {found['skipped']}", file=sys.stderr)
+            outcome = measure(contestant, name, width, threads, args)
+            if "skipped" in outcome:
+                skipped.add((contestant, name))
+                print(f"{contestant} is left out of {name}: {outcome['skipped']}", file=sys.stderr)
                 continue
-            place = f"{name}, 2 x {width}, threads {threads}"
-            print(f"{place}: {contestant} {found['rate']:.1f}", file=sys.stderr, flush=True)
-            rates.setdefault((name, width, threads), {}).setdefault(contestant, []).append(found["rate"])
-    return rates
+            print(f"round {number}: {here}: {contestant} {outcome['rate']:.1f}", file=sys.stderr, flush=True)
+            store.add(here, contestant, number, outcome["rate"])
 
 
-def table(rates: dict[Place, dict[str, list[float]]]) -> str:
+def contestants(name: str, args: argparse.Namespace) -> list[str]:
+    return [*args.ours, *(peer for peer in CASES[name].peers if peer in args.against)]
+
+
+def table(store: Any, args: argparse.Namespace) -> str:
     """Markdown: updates/s, and in brackets how many times as fast the first of ours is."""
-    columns = [c for c in CONTESTANTS if any(c in found for found in rates.values())]
+    places = [(n, w, t, store.cases.get(place(n, w, t), {}))
+              for n, w, t in itertools.product(args.cases, args.widths, args.threads)]  # fmt: skip
+    columns = [c for c in CONTESTANTS if any(c in contestants(n, args) and c in rates for n, _, _, rates in places)]
     lines = [f"| case | layers | threads | {' | '.join(columns)} |", "|---" * (len(columns) + 3) + "|"]
-    for (name, width, threads), found in sorted(rates.items()):
-        first, *_ = found
+    first = args.ours[0]
+    for name, width, threads, rates in places:
+        if first not in rates:
+            continue
         cells = []
         for column in columns:
-            theirs = found.get(column)
-            if theirs is None:
+            theirs = rates.get(column) if column in contestants(name, args) else None
+            if not theirs:
                 cells.append("-")
                 continue
-            ratios = [ours / rate for ours, rate in zip(found[first], theirs, strict=True)]
-            spread = f" ({statistics.median(ratios):.2f}x, {min(ratios):.2f} to {max(ratios):.2f})"
-            cells.append(f"{max(theirs):.0f}{'' if column == first else spread}")
+            ratios = [rates[first][number] / rate for number, rate in theirs.items() if number in rates[first]]
+            spread = f" ({statistics.median(ratios):.2f}x [{min(ratios):.2f}, {max(ratios):.2f}])" if ratios else ""
+            cells.append(f"{statistics.median(theirs.values()):.0f}{'' if column == first else spread}")
         lines.append(f"| {name} | 2 x {width} | {threads} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -441,27 +500,39 @@ def table(rates: dict[Place, dict[str, list[float]]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", help=f"of {', '.join(CASES)}; all where none is named")
-    parser.add_argument("--widths", type=int, nargs="+", default=[64, 256], help="of the hidden layers")
+    parser.add_argument("--widths", type=int, nargs="+", default=[64, 256, 1024], help="of the hidden layers")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0, help="of measuring per process")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="transitions in the replay")
     parser.add_argument(
         "--peer-python", nargs="+", default=[sys.executable], help="interpreters that have the other libraries"
     )
     parser.add_argument("--against", nargs="*", choices=("gemm", *PEERS), default=("gemm", *PEERS))
     parser.add_argument("--ours", nargs="+", choices=KINDS, default=["native", "python"])
     parser.add_argument("--cpu-time", action="store_true", help="count processor time; for one thread")
+    parser.add_argument("--store", type=Path, default=STORE)
+    parser.add_argument("--table", action="store_true", help="measure nothing, only print what the store holds")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.work:
+        contestant, name = args.cases
+        case = CASES[name]._replace(width=args.widths[0], rows=args.rows)
         clock = time.process_time if args.cpu_time else time.perf_counter
-        work(args.cases[0], args.cases[1], args.widths[0], args.threads[0], args.seconds, clock)
+        work(contestant, name, case, args.threads[0], args.seconds, clock)
         return
     unknown = sorted(set(args.cases) - set(CASES))
     if unknown:
         parser.error(f"there is no case {unknown[0]}; choose of {', '.join(CASES)}")
+    from end_to_end import versions  # not in the process of a measurement
+    from side_by_side import Store
+
     args.cases = args.cases or list(CASES)
-    print(table(compete(args)))
+    store = Store(args.store)
+    if not args.table:
+        args.versions = [versions(python) for python in dict.fromkeys((sys.executable, *args.peer_python))]
+        compete(store, args)
+    print(table(store, args))
 
 
 if __name__ == "__main__":

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import argparse
 import errno
+import gc
 import importlib
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -33,8 +35,26 @@ class Verb(NamedTuple):
 
     def run(self, arguments: list[str]) -> int:
         module, _, name = self.command.partition(":")
-        command: Callable[[list[str]], int] = getattr(importlib.import_module(module), name)
+        with quick_imports(module):
+            command: Callable[[list[str]], int] = getattr(importlib.import_module(module), name)
         return command(arguments)
+
+
+@contextmanager
+def quick_imports(module: str) -> Iterator[None]:
+    """Without garbage collections, each of which would look through all that was imported so far, torch above all.
+
+    What is there afterwards stays: later collections leave it out. Nothing of this where the module is there already.
+    """
+    if module in sys.modules or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+        gc.freeze()
+    finally:
+        gc.enable()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -50,20 +50,37 @@ MAX_THREADS = 4  # the networks here are too small for more
 MIN_SPEEDUP = 1.3  # how much faster more threads have to be
 
 
-def usable_cpus(root: Path = Path("/")) -> int:
-    """CPUs that this process may use, by its affinity and by the quota of its control group."""
+def usable_cpus(root: Path | None = None) -> int:
+    """CPUs that this process may use, by its affinity and by the quotas of its control groups."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min([cpus, *_cpu_quotas(root or ROOT)]))
+
+
+def _cpu_quotas(root: Path) -> Iterator[int]:
+    """Whole CPUs that each control group of this process leaves it, those above its own included.
+
+    A line of version 2 is "0::/name", one of version 1 "4:cpu,cpuacct:/name". Within a container the name may be that
+    of the host; the group is then the topmost that is there.
+    """
     try:
-        name = (root / "proc/self/cgroup").read_text().rpartition("::")[2].strip().strip("/")
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
-        return cpus
-    for folder in (root / "sys/fs/cgroup" / name, root / "sys/fs/cgroup"):
-        try:
-            quota, period = (folder / "cpu.max").read_text().split()
-            return max(1, min(cpus, int(quota) // int(period)))
-        except (OSError, ValueError):  # no such file, or "max"
+        return
+    for controllers, name in (line.split(":", 2)[1:] for line in lines if line.count(":") >= 2):
+        if controllers and "cpu" not in controllers.split(","):
             continue
-    return cpus
+        top = root / "sys/fs/cgroup" / controllers
+        group = top / name.strip("/")
+        for folder in (group, *(parent for parent in group.parents if parent.is_relative_to(top))):
+            try:
+                if controllers:
+                    quota, period = ((folder / f"cpu.cfs_{part}_us").read_text() for part in ("quota", "period"))
+                else:
+                    quota, period = (folder / "cpu.max").read_text().split()
+                if int(quota) > 0:  # -1: none
+                    yield int(quota) // int(period)
+            except (OSError, ValueError):  # no such file, or "max"
+                continue
 
 
 def choose_threads(wanted: int | str | None, saved: int | None, seconds: Callable[[int], float]) -> tuple[int, str]:

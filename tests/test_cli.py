@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import logging
@@ -18,7 +19,7 @@ from helpers import rows, signalled, tiny
 
 import rlx
 from rlx.checkpoint import seal
-from rlx.cli import main
+from rlx.cli import main, quick_imports
 from rlx.files import write_atomically
 
 TINY = tiny("off_policy")
@@ -31,6 +32,22 @@ def _logging() -> Iterator[None]:
     before = log.handlers[:], log.level, log.propagate
     yield
     log.handlers, log.level, log.propagate = before
+
+
+def test_imports_are_not_interrupted_by_collections() -> None:
+    frozen = gc.get_freeze_count()
+    try:
+        with quick_imports("no_such_module"):
+            assert not gc.isenabled()
+        assert gc.isenabled()
+        assert gc.get_freeze_count() > frozen  # what is there by now is left out of later collections
+        with pytest.raises(ImportError), quick_imports("no_such_module"):
+            raise ImportError
+        assert gc.isenabled()
+        with quick_imports("rlx.cli"):  # imported long ago: nothing to gain
+            assert gc.isenabled()
+    finally:
+        gc.unfreeze()
 
 
 @pytest.fixture(scope="module")

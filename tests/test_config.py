@@ -25,6 +25,7 @@ from rlx.config import (
     trusted,
     validate,
 )
+from rlx.config.schemas import node_of
 from rlx.errors import UserError, nearest
 from rlx.paths import conf_dir
 from rlx.rewards import RewardConfig, RewardTransform
@@ -48,7 +49,19 @@ def test_every_schema_can_be_made_and_names_a_real_target(group: str) -> None:
         assert module.startswith("rlx.")
         assert hasattr(__import__(module, fromlist=[name]), name)
         assert "_target_" in {f.name for f in dataclasses.fields(cls)}
-        OmegaConf.structured(cls)
+        assert node_of(cls)._target_ == cls()._target_
+
+
+def test_what_hydra_takes_from_the_store_is_a_copy() -> None:
+    """Schemas become nodes once, when they are first asked for; a run that changes its config changes no other."""
+    first = compose_config(["env=pendulum"])
+    first.trainer.phases.online.collect = 17
+    first.env.kwargs["g"] = 3.0
+    first.algo.hidden.append(5)
+    second = compose_config(["env=pendulum"])
+    assert second.trainer.phases.online.collect == 1
+    assert second.env.kwargs == {}
+    assert second.algo.hidden == [64, 64]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: f"{p.parent.name}-{p.stem}")

@@ -25,7 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rlx.config.errors import explain
 from rlx.config.interpolations import as_written, check_reach, escaped, references
-from rlx.config.schemas import GROUPS, REQUIRED, Config, open_dicts, register, targets
+from rlx.config.schemas import GROUPS, REQUIRED, Config, node_of, register, targets
 from rlx.config.text import leaves, parse
 from rlx.config.trust import WRAPPERS, check_env_kwargs, is_users_own, plain_wrapper
 from rlx.errors import UserError, shown
@@ -169,7 +169,7 @@ def _part(node: Any, group: str, place: str, trust: Sequence[str]) -> Any:
         checked = (group, name) in (("dataset", "sources"), ("env", "wrappers"))
         if not isinstance(child, DictConfig) and not checked:
             _refuse_targets(child, f"{place}.{shown(name)}", trust)
-    return children if schema is None else OmegaConf.merge(open_dicts(schema), children)
+    return children if schema is None else OmegaConf.merge(node_of(schema), children)
 
 
 def _check_wrappers(wrappers: Any, place: str, trust: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from types import ModuleType
 from typing import Any
 
-from hydra.core.config_store import ConfigStore
+from hydra.core.config_store import ConfigNode, ConfigStore
 from hydra.core.plugins import Plugins
 from omegaconf import OmegaConf
 
@@ -132,15 +132,29 @@ def learners() -> dict[str, type[Learner]]:
     return classes
 
 
-def open_dicts(cls: type) -> Any:
-    """The schema as a node whose free-form dicts take keys without a `+`; itself, which is quicker, if it has none."""
-    names = [f.name for f in fields(cls) if str(f.type).startswith("dict[str")]
-    if not names:
-        return cls
+@functools.cache
+def node_of(cls: type) -> Any:
+    """The schema as a node of a config; its free-form dicts take keys without a `+`."""
     node = OmegaConf.structured(cls)
-    for name in names:
+    for name in [f.name for f in fields(cls) if str(f.type).startswith("dict[str")]:
         OmegaConf.set_struct(node[name], False)
     return node
+
+
+class SchemaNode(ConfigNode):
+    """A schema in Hydra's store, of which the config node is made when it is asked for: a run uses a few of them."""
+
+    def __init__(self, group: str, choice: str, cls: type):
+        self.name, self.group, self.package, self.provider = f"{choice}.yaml", group, None, "rlx"
+        self._cls = cls
+
+    @property
+    def node(self) -> Any:
+        return self.__dict__.get("node") or node_of(self._cls)
+
+    @node.setter
+    def node(self, value: Any) -> None:  # Hydra sets it in the copy that it takes
+        self.__dict__["node"] = value
 
 
 @functools.cache
@@ -152,7 +166,8 @@ def register() -> None:
     store.store(name="root_schema", node=Config)
     for name, cls in schemas().items():
         group, _, choice = name.partition("/")
-        store.store(group=f"schema/{group}", name=choice, node=open_dicts(cls))
+        kept = store.repo.setdefault("schema", {}).setdefault(group, {})
+        kept[f"{choice}.yaml"] = SchemaNode(f"schema/{group}", choice, cls)
     Plugins.instance()  # Hydra's own launchers and sweepers come first: ours replace those of the same name
     for group, names in HYDRA.items():
         for _, cls in _schemas_in(names):

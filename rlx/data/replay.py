@@ -363,7 +363,8 @@ def minibatches(layout: Layout, gathered: Gathered, batch_size: int) -> Iterator
         if len(gathered.rows) == batch_size:
             yield whole
             return
-        parts = (repeat(None) if field is None else field.unflatten(0, (-1, batch_size)).unbind() for field in whole)
+        n = len(gathered.rows) // batch_size
+        parts = (repeat(None) if x is None else x.view(n, batch_size, *x.shape[1:]).unbind() for x in whole)
         yield from map(Batch, *parts)
         return
     for start in range(0, len(gathered.rows), batch_size):
