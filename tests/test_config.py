@@ -117,6 +117,19 @@ def test_a_pair_can_be_chosen_for_another_env(name: str) -> None:
     assert chosen.env.suite is None
 
 
+def test_pqn_has_many_envs_where_nothing_else_is_said() -> None:
+    chosen = {
+        ("algo=pqn", "env=cartpole_hidden"): 16,
+        ("algo=pqn", "env.id=CartPole-v1"): 16,
+        ("algo=pqn", "env=cartpole", "~algo_env"): 16,
+        ("algo=pqn", "env=pixel_goal"): 32,  # as tuned
+        ("algo=pqn", "env=minatar"): 128,  # as tuned for the suite
+        ("algo=pqn", "env=minatar", "env.num_envs=3"): 3,
+        ("algo=dqn", "env=cartpole_hidden"): 1,
+    }
+    assert {given: compose_config(given).env.num_envs for given in chosen} == chosen
+
+
 def test_no_pair_is_left_where_none_is_wanted() -> None:
     for word in ("~algo_env", "algo_env=null"):
         plain = compose_config(["algo=bear", "env=ant", word]).algo

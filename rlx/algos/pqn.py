@@ -8,8 +8,8 @@ neither a replay nor a target network.
 A LayerNorm behind every layer but the last keeps the values from running away: behind those of the network and, for
 images, behind the convolutions of its encoder and its features. Returns are computed once per rollout.
 
-It wants many envs: `env.num_envs=128` and `trainer.rollout_length=32` in the paper. Epsilon falls from `epsilon` to
-`epsilon_end` while the policy takes `epsilon_steps` env steps, as in DQN.
+It wants many envs: 16 unless `env.num_envs` says otherwise, for rollouts of 32 steps; 128 in the paper. Epsilon falls
+from `epsilon` to `epsilon_end` while the policy takes `epsilon_steps` env steps, as in DQN.
 
 Deviations: a truncated episode bootstraps from its final observation; the authors take it for terminated. For the last
 but one step of a rollout their code takes the value of the observation after the last one, one too far. LayerNorm's eps
