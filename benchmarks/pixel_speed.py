@@ -2,11 +2,11 @@
 
     python benchmarks/pixel_speed.py [dqn] [ppo] [--peer-python PYTHON] [--rounds 5] [--before CHECKOUT]
 
-Both learn with the network of Mnih et al. (2015) from stacks of four 84 x 84 frames in uint8, with the same batches, and
-make the same env steps and gradient steps, on one thread. Every library prepares the frames in its own way: that is part
-of what is measured. Each contestant is a process of its own, the contestants take turns, and the clock starts after the
-first updates. Printed are the best rates in env steps per second, of processor time and of the clock, and the median over
-the rounds of how many times as fast rlx was in the same round, with its spread.
+Both learn with the network of Mnih et al. (2015) from stacks of four 84 x 84 frames in uint8, with the same batches,
+and make the same env steps and gradient steps, on one thread. Every library prepares the frames in its own way: that is
+part of what is measured. Each contestant is a process of its own, the contestants take turns, and the clock starts
+after the first updates. Printed are the best rates in env steps per second, of processor time and of the clock, and the
+median over the rounds of how many times as fast rlx was in the same round, with its spread.
 
 Our PPO has an encoder for the policy and one for the values. `sb3` has two as well (share_features_extractor=False);
 `sb3_shared` is its default, one encoder for both, which is half the work. `--before` measures another checkout of rlx
