@@ -86,7 +86,11 @@ class Shrink:
     def __call__(self, picture: np.ndarray) -> np.ndarray:
         np.copyto(self._floats, picture)
         sums = self._rows @ (self._floats @ self._columns)
-        return np.asarray((sums.astype(np.int64) + self._whole // 2) // self._whole, np.uint8)
+        sums += self._whole // 2
+        if self._whole < 2**14:  # a quotient below a whole number by 1 / 2**14 is still below it once it is rounded
+            sums /= self._whole
+            return sums.astype(np.uint8)
+        return np.asarray(sums.astype(np.int64) // self._whole, np.uint8)
 
 
 class Atari(gym.Env[np.ndarray, np.int64]):
@@ -168,8 +172,9 @@ class Atari(gym.Env[np.ndarray, np.int64]):
                 break
             if i >= self._frame_skip - 2:
                 ale.getScreenGrayscale(self._screens[i % 2])
-        screen = np.maximum(*self._screens) if self._frame_skip > 1 else self._screens[0]
-        self._frames[:-1] = self._frames[1:].copy()
+        first, second = self._screens
+        screen = np.maximum(first, second, out=second) if self._frame_skip > 1 else first
+        self._frames[:-1] = self._frames[1:]  # numpy moves what overlaps as if it had copied it before
         self._frames[-1] = self._shrink(screen)
         return float(reward)
 

@@ -32,6 +32,7 @@ from rlx.fields import check_numbers, number
 from rlx.types import Box, Obs, Spec
 
 SMALLEST = 36  # pixels that the convolutions of `nature` need
+MANY = 256  # rows from which on the linear layer behind convolutions is faster as one more of them, on a CPU
 
 
 class Encoder(nn.Module):
@@ -137,15 +138,26 @@ class Convolutions(Encoder):
         self.activation, self.offset = activation, offset
         self.channels_last = is_channels_last(box)
         channels, *size = image_shape(box)
-        self.layers = nn.Sequential(*layers(channels), nn.Flatten())
+        self.layers = nn.Sequential(*layers(channels))
         with torch.no_grad():
-            width = int(self.layers(torch.zeros(1, channels, *size)).shape[1])
+            width = self.layers(torch.zeros(1, channels, *size)).numel()
         self.out = nn.Linear(width, dim)
         self.norm = nn.LayerNorm(dim) if layer_norm else None
         self.dim = dim
 
     def forward(self, image: Tensor) -> Tensor:
-        return project(self, convolve(self, image))
+        if torch.compiler.is_compiling() or image.device.type != "cpu":
+            return project(self, convolve(self, image).flatten(1))
+        if torch.is_grad_enabled() or len(image) <= MANY:
+            return self._encode(image)
+        return torch.cat([self._encode(part) for part in image.split(MANY)])  # a whole rollout fits into no cache
+
+    def _encode(self, image: Tensor) -> Tensor:
+        maps = convolve(self, image)
+        if len(maps) < MANY:
+            return project(self, maps.flatten(1))
+        weight = self.out.weight.view(-1, *maps.shape[1:])  # oneDNN is up to twice as fast as MKL
+        return activate(self, F.conv2d(maps, weight, self.out.bias).flatten(1))
 
 
 class Front(nn.Module):
@@ -156,7 +168,7 @@ class Front(nn.Module):
         self.layers, self.channels_last, self.offset = whole.layers, whole.channels_last, whole.offset
 
     def forward(self, image: Tensor) -> Tensor:
-        return convolve(self, image)
+        return convolve(self, image).flatten(1)
 
 
 class Trunk(Encoder):
@@ -171,17 +183,21 @@ class Trunk(Encoder):
 
 
 def convolve(net: Convolutions | Front, image: Tensor) -> Tensor:
+    """What the convolutions make of an image: [B, channels, height, width]."""
     x = image.permute(0, 3, 1, 2) if net.channels_last else image
-    x = x.float() / 255.0 if x.dtype == torch.uint8 else x
-    x = x - net.offset if net.offset else x
     if x.device.type == "cpu":  # updates take about two thirds of the time that they take channel by channel
-        x = x.contiguous(memory_format=torch.channels_last)
-    features: Tensor = net.layers(x)
-    return features
+        x = x.contiguous(memory_format=torch.channels_last)  # first, while a pixel is a byte
+    x = x.float().div_(255.0) if x.dtype == torch.uint8 else x
+    x = x - net.offset if net.offset else x
+    maps: Tensor = net.layers(x)
+    return maps
 
 
 def project(net: Convolutions | Trunk, x: Tensor) -> Tensor:
-    x = net.out(x)
+    return activate(net, net.out(x))
+
+
+def activate(net: Convolutions | Trunk, x: Tensor) -> Tensor:
     return net.activation(x if net.norm is None else net.norm(x))
 
 
@@ -271,7 +287,7 @@ def small(cfg: SmallConfig, spec: Spec) -> Encoder:
     check_numbers(cfg, "encoder")
 
     def layers(channels: int) -> list[nn.Module]:
-        return [nn.Conv2d(channels, cfg.channels, 3), nn.ReLU()]
+        return [nn.Conv2d(channels, cfg.channels, 3), nn.ReLU(inplace=True)]
 
     return over_images(spec, lambda box: Convolutions(_at_least(box, 3, "small"), layers, cfg.dim), "small")
 
@@ -282,7 +298,7 @@ def nature(cfg: NatureConfig, spec: Spec) -> Encoder:
 
     def layers(channels: int) -> list[nn.Module]:
         shapes = zip((channels, *widths[:2]), widths, (8, 4, 3), (4, 2, 1), strict=True)
-        return [layer for i, o, k, s in shapes for layer in (nn.Conv2d(i, o, k, s), nn.ReLU())]
+        return [layer for i, o, k, s in shapes for layer in (nn.Conv2d(i, o, k, s), nn.ReLU(inplace=True))]
 
     return over_images(spec, lambda box: Convolutions(_at_least(box, SMALLEST, "nature"), layers, cfg.dim), "nature")
 
@@ -293,7 +309,7 @@ def impala(cfg: ImpalaConfig, spec: Spec) -> Encoder:
 
     def layers(channels: int) -> list[nn.Module]:
         pairs = zip((channels, *widths[:2]), widths, strict=True)
-        return [*(Section(i, o) for i, o in pairs), nn.ReLU()]
+        return [*(Section(i, o) for i, o in pairs), nn.ReLU(inplace=True)]
 
     def encode(box: Box) -> Encoder:
         return Convolutions(_at_least(box, 8, "impala"), layers, cfg.dim, cfg.layer_norm)
@@ -306,7 +322,7 @@ def drq(cfg: DrqConfig, spec: Spec) -> Encoder:
 
     def layers(channels: int) -> list[nn.Module]:
         shapes = ((channels, 2), *[(cfg.channels, 1)] * 3)
-        return [layer for i, stride in shapes for layer in (nn.Conv2d(i, cfg.channels, 3, stride), nn.ReLU())]
+        return [layer for i, stride in shapes for layer in (nn.Conv2d(i, cfg.channels, 3, stride), nn.ReLU(True))]
 
     def encode(box: Box) -> Encoder:
         return Convolutions(_at_least(box, 15, "drq"), layers, cfg.dim, True, activation=torch.tanh, offset=0.5)
