@@ -4,10 +4,12 @@
     observe=pixels   the newest `stack` pictures of `camera`, [3 * stack, size, size] of uint8
     observe=both     a dict of `pixels` and `state`
 
-An action is repeated `action_repeat` times and the rewards add up. A task ends by its own time limit, which is no
-terminal state, or where the suite says that nothing is left to gain (discount 0), which is one.
+An action is repeated `action_repeat` times and the rewards add up; only the last of these frames is rendered. A task
+ends by its own time limit, which is no terminal state, or where the suite says that nothing is left to gain (discount
+0), which is one.
 
-Pictures are rendered without a screen: by EGL where there is a GPU, else with MUJOCO_GL=osmesa set before the run.
+Pictures are rendered without a screen, with MUJOCO_GL=egl or osmesa set before the run. Without a GPU most of that time
+goes into the map of the shadows: `shadows=false` leaves them out, which changes the pictures.
 """
 
 from __future__ import annotations
@@ -61,6 +63,7 @@ class DMC(gym.Env[Any, np.ndarray]):
         size: int = 84,
         stack: int = 3,
         camera: int = 0,
+        shadows: bool = True,
     ):
         from dm_control import suite
 
@@ -69,6 +72,10 @@ class DMC(gym.Env[Any, np.ndarray]):
             require(type(value) is int and 1 <= value <= 2**10, f"env.kwargs.{name} must be 1 to 1024 (it is {value}).")
         self._env: Any = suite.load(domain, task)
         self._observe, self._repeat, self._size, self._camera = observe, action_repeat, size, camera
+        visual = self._env.physics.model.vis
+        visual.global_.offwidth = visual.global_.offheight = size  # else 640 x 480, all of it cleared
+        if not shadows:
+            visual.quality.shadowsize = 0
         action = self._env.action_spec()
         low, high = (
             np.broadcast_to(bound, action.shape).astype(np.float32) for bound in (action.minimum, action.maximum)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -219,6 +220,37 @@ def test_the_control_suite_gives_vectors() -> None:
     assert ends[:-1] == [(False, False)] * 249
     with pytest.raises(UserError, match=r"env.kwargs.observe must be one of state, pixels, both"):
         made("rlx/DMC-cheetah_run-v0", observe="sound")
+
+
+def test_the_control_suite_renders_one_picture_per_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames under a repeated action are not drawn, nor is anything where nobody looks; shadows may be left out."""
+    needs("dm_control")
+    if "MUJOCO_GL" not in os.environ:
+        pytest.skip("set MUJOCO_GL=egl or osmesa to draw pictures")
+    from dm_control.mujoco import Physics
+
+    drawn: list[tuple[int, ...]] = []
+    original = Physics.render
+
+    def render(self: Any, *args: Any, **kwargs: Any) -> np.ndarray:
+        picture: np.ndarray = original(self, *args, **kwargs)
+        drawn.append(picture.shape)
+        return picture
+
+    monkeypatch.setattr(Physics, "render", render)
+    pictures = {}
+    for shadows in (True, False):
+        env = made("rlx/DMC-walker_stand-v0", observe="pixels", action_repeat=4, size=48, shadows=shadows)
+        first, _ = env.reset(seed=0)
+        for _ in range(3):
+            pictures[shadows] = env.step(np.zeros(6, np.float32))[0]
+        assert drawn == [(48, 48, 3)] * 4
+        assert (first[:3] == first[3:6]).all()  # a stack begins with copies of one picture
+        assert pictures[shadows].shape == (9, 48, 48)
+        drawn.clear()
+    assert 0 < (pictures[True] != pictures[False]).mean() < 0.9
+    made("rlx/DMC-walker_stand-v0", action_repeat=4).reset(seed=0)
+    assert drawn == []
 
 
 # -- that they replay ------------------------------------------------------------------------------------------------
