@@ -120,6 +120,11 @@ SETTINGS = {
         "offline_to_online",
         "+schedule.targets.offline_batch_ratio={kind: linear, start: 0.75, end: 0.25}",
     ),
+    **{
+        f"{algo}_fine_tuned_from_{env}": ("offline_to_online", f"algo={algo}", f"env={env}")
+        for algo in ("discrete_cql", "discrete_bcq", "discrete_iql")
+        for env in ("cartpole", "pixel_goal")
+    },
     "epochs": ("off_policy", "trainer.max_epochs=3", "trainer.epoch_length=41"),
     "goal_env": ("off_policy", "env=point_goal"),
     "hindsight": ("off_policy", "algo=her", "env=point_goal", "env.num_envs=2"),
