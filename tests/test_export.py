@@ -122,10 +122,11 @@ IMAGE, STATE = Box((12, 12, 3), "uint8"), Box((4,), "float32")
     ],
     ids=["image", "dict"],
 )
-def test_images_and_dicts_go_in_as_the_env_gives_them(spec: Spec) -> None:
-    learner = learner_for("ppo", spec)
+@pytest.mark.parametrize("name", ["ppo", "ppo_lstm"])
+def test_images_and_dicts_go_in_as_the_env_gives_them(name: str, spec: Spec) -> None:
+    learner = learner_for(name, spec)
     for rows in (1, 9):
-        for expected, action in act_side_by_side(learner, to_onnx(PolicyGraph(learner)), rows, 2):
+        for expected, action in act_side_by_side(learner, to_onnx(PolicyGraph(learner)), rows, 4):
             np.testing.assert_array_equal(action, expected)
 
 

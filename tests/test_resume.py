@@ -638,6 +638,15 @@ def test_pixels_resume_exactly(more: tuple[str, ...], tmp_path: Path) -> None:
     same_run(killed, whole)
 
 
+def test_a_memory_of_pictures_resumes_exactly(tmp_path: Path) -> None:
+    """Two checkpoints of three fall into a rollout, and with it into episodes that began with the goal in sight."""
+    own = ("algo=ppo_lstm", "env=pixel_memory", "algo.lstm_hidden=[8]", "trainer.rollout_length=16")
+    killed, whole = pair(tmp_path, ("checkpoint", 3), *PIXELS, *own)
+    resumed(killed)
+    same_run(killed, whole)
+    assert json.loads((killed / "summary.json").read_text())["exact"]
+
+
 def test_other_compressions_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"trainer.checkpoint_compression must be one of zstd, none, auto \(it is gzip"):
         rlx.train(*PIXELS, "trainer.checkpoint_compression=gzip", run_dir=tmp_path / "run")

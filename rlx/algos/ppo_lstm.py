@@ -47,6 +47,7 @@ class PPOLSTMConfig(ActorCriticConfig):
     epochs: int = number(10, least=1)  # passes over each rollout
     lstm_hidden: list[int] = field(default_factory=lambda: [64])  # layers of the LSTM, all of the same width
     shared_lstm: bool = False  # one LSTM for policy and critic instead of one each
+    forget_bias: float = number(0.0, read_once=True)  # of forget gates at the start: 2 remembers for longer
     hidden: list[int] = field(default_factory=lambda: [64])  # between LSTM and output
     activation: str = "tanh"
     gae_lambda: float = number(0.95, least=0, most=1)
@@ -131,8 +132,8 @@ class PPOLSTM(Learner):
         )
         reads = [self.make_encoder() for _ in range(1 if cfg.shared_lstm else 2)]  # each LSTM has one for itself
         self.encoders = nn.ModuleList([encoder for r in reads if (encoder := encoder_of(r)) is not None])
-        self.policy_lstm = LSTM(width_of(reads[0]), widths[0], len(widths))
-        self.critic_lstm = None if cfg.shared_lstm else LSTM(width_of(reads[1]), widths[0], len(widths))
+        lstms = [LSTM(width_of(r), widths[0], len(widths), cfg.forget_bias) for r in reads]
+        self.policy_lstm, self.critic_lstm = lstms[0], None if cfg.shared_lstm else lstms[1]
         self.policy = ActionHead(widths[0], spec, cfg.actor_layers, cfg.activation, cfg.log_std_init)
         self.critic = StateValue(widths[0], cfg.critic_layers, cfg.activation)
         if cfg.normalize_obs:

@@ -48,9 +48,9 @@ def stretches(ended: Tensor, final: bool = False) -> Iterator[Stretches]:
 
 
 class LSTM(nn.Module):
-    """One or more layers of the same width: orthogonal with gain 1 at the start, and biases of 0."""
+    """One or more layers of the same width; at the start orthogonal with gain 1, biases 0 but those of forget gates."""
 
-    def __init__(self, inputs: int, width: int, layers: int):
+    def __init__(self, inputs: int, width: int, layers: int, forget_bias: float = 0.0):
         super().__init__()
         self.net = nn.LSTM(inputs, width, layers)
         for name, parameter in self.net.named_parameters():
@@ -58,6 +58,8 @@ class LSTM(nn.Module):
                 nn.init.zeros_(parameter)
             else:
                 nn.init.orthogonal_(parameter)
+            if name.startswith("bias_ih"):  # the gates are input, forget, cell, output
+                nn.init.constant_(parameter[width : 2 * width], forget_bias)
 
     def initial(self, n: int) -> State:
         """The state of n lanes where an episode begins."""

@@ -133,3 +133,10 @@ def test_it_starts_orthogonal_and_without_biases() -> None:
     assert hidden.shape == cell.shape == (3, 2, 8)
     assert not hidden.any()
     assert not cell.any()
+
+
+def test_forget_gates_alone_start_with_their_bias():
+    net = LSTM(3, 2, 2, forget_bias=1.5).net
+    for layer in range(2):  # the gates are input, forget, cell, output, of two units each
+        assert net.get_parameter(f"bias_ih_l{layer}").tolist() == [0, 0, 1.5, 1.5, 0, 0, 0, 0]
+        assert not net.get_parameter(f"bias_hh_l{layer}").any()
