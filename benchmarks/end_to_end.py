@@ -187,7 +187,7 @@ def run_peer(library: str, case: Case, folder: Path, threads: int) -> None:
     ]
     model.learn(case.env_steps, callback=callbacks, log_interval=case.log_every)
     summary = {"env_steps": model.num_timesteps, "updates": model._n_updates}
-    (folder / "summary.json").write_text(json.dumps(summary | {"last_eval": callbacks[0].last_mean_reward}))
+    (folder / "summary.json").write_text(json.dumps(summary | {"eval_return_mean": callbacks[0].last_mean_reward}))
 
 
 def watch_first_steps(path: Path) -> None:
@@ -256,7 +256,7 @@ def measure(contestant: str, name: str, threads: int, args: argparse.Namespace) 
         "cpu": {"all": round(cpu, 3), "startup": round(first["cpu"], 3)},
         "env_steps": summary["env_steps"],
         "updates": summary["updates"],
-        "last_eval": summary.get("last_eval", summary.get("eval/return_mean")),
+        "eval_return_mean": summary["eval_return_mean"],
     }
 
 
