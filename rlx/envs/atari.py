@@ -89,7 +89,7 @@ class Shrink:
         sums += self._whole // 2
         if self._whole < 2**14:  # a quotient below a whole number by 1 / 2**14 is still below it once it is rounded
             sums /= self._whole
-            return sums.astype(np.uint8)
+            return np.asarray(sums, np.uint8)
         return np.asarray(sums.astype(np.int64) // self._whole, np.uint8)
 
 
