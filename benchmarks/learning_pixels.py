@@ -25,8 +25,8 @@ ALGOS = ("pqn", "dqn", "ppo")
 GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 CASES = [f"{algo}/{game}" for algo in ALGOS for game in GAMES]
 STEPS, EVALUATIONS, EPISODES = 1_000_000, 10, 10
-# Published mean returns by case, with source and budget. None yet: Young & Tian (2019, arXiv:1903.03176) and Gallici et
-# al. (2024, arXiv:2407.04811) draw theirs as curves.
+# Published mean returns by case, with source and budget. None yet: those of Young & Tian (2019, arXiv:1903.03176) and
+# of Gallici et al. (2024, arXiv:2407.04811) were not at hand as numbers.
 PUBLISHED: dict[str, str] = {}
 
 
