@@ -8,17 +8,19 @@
     auto      flat for vectors; small or nature for images
 
 Every network has an encoder of its own and learns it with its own loss; a target network has a copy. Algorithms that
-share one say so. An observation with several boxes has one encoder for each image, vectors stay as they are, and the
-results stand side by side.
+share one (PPO, A2C, DrQ-v2, discrete BCQ) say so. An observation with several boxes has one encoder for each image,
+vectors stay as they are, and the results stand side by side.
 
-Images are uint8 and are scaled here, to [0, 1], or by `drq` to [-0.5, 0.5]. The shorter of the outer two axes counts
-the channels: [84, 84, 3] is a picture in colour and [4, 84, 84] a stack of four frames; of equal axes the last one.
+Images are uint8 and are scaled here, to [0, 1], or by `drq` to [-0.5, 0.5]. Neighbouring axes of the same size are
+height and width: [84, 84, 3] is a picture in colour and [4, 84, 84] a stack of four frames. Where that does not decide,
+the shorter of the outer two axes counts the channels; of equal ones the last.
 
 An encoder of your own is a `torch.nn.Module` with an attribute `dim`, made from the Spec and the keys of its config.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -114,7 +116,7 @@ def as_row(x: Tensor) -> Tensor:
     return x.flatten(1) if x.dim() > 2 else x
 
 
-def is_plain(encoder: Encoder, spec: Spec) -> bool:
+def passes_through(encoder: Encoder, spec: Spec) -> bool:
     """Does it leave observations as they are, so that it costs nothing to leave it out?"""
     return isinstance(encoder, Flat) and not spec.boxes and len(spec.obs_shape) == 1 and spec.obs_dtype != "uint8"
 
@@ -202,8 +204,14 @@ def activate(net: Convolutions | Trunk, x: Tensor) -> Tensor:
 
 
 def is_channels_last(box: Box) -> bool:
-    """Is an image [height, width, channels], and not [channels, height, width]?"""
-    return box.shape[0] >= box.shape[2]
+    """Is an image [height, width, channels], and not [channels, height, width]?
+
+    Where just one of the two would be square, it is; else the shorter of the outer axes counts channels.
+    """
+    first, middle, last = box.shape
+    if (first == middle) != (middle == last):
+        return first == middle
+    return first >= last
 
 
 def image_shape(box: Box) -> tuple[int, int, int]:
@@ -259,6 +267,19 @@ def split(encoder: Encoder) -> tuple[nn.Module, Encoder]:
         fronts, trunks = zip(*(split(part) for part in encoder.encoders), strict=True)  # type: ignore[arg-type]
         return Fronts(encoder.names, fronts), Parts(encoder.names, trunks)
     return encoder, Same(encoder.dim)
+
+
+def orthogonal(module: nn.Module, gain: float = math.sqrt(2.0)) -> None:
+    """Start the encoders in a module orthogonal and without biases: convolutions with the gain of ReLU, linear layers
+    with this one. Those of others start as they are, since they may have been trained before.
+    """
+    for part in module.modules():
+        if isinstance(part, Convolutions | Front | Trunk):
+            for layer in part.modules():
+                if isinstance(layer, nn.Conv2d | nn.Linear):
+                    nn.init.orthogonal_(layer.weight, math.sqrt(2.0) if isinstance(layer, nn.Conv2d) else gain)
+                    if layer.bias is not None:
+                        nn.init.zeros_(layer.bias)
 
 
 def flat_box(box: Box) -> Encoder:
@@ -341,7 +362,7 @@ def _at_least(box: Box, pixels: int, name: str) -> Box:
     if min(height, width) < pixels:
         raise UserError(
             f"encoder={name} needs images of at least {pixels} x {pixels} pixels and these have {height} x {width}; "
-            "use encoder=auto."
+            f"use encoder={'flat' if name == 'small' else 'auto'}."
         )
     return box
 

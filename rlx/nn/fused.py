@@ -10,8 +10,8 @@ Autograd nodes, each next to the plain function that it computes:
 Functions that can also be `recorded`, for PPO and DQN, whose networks are so small that even a few nodes of autograd
 cost as much as their arithmetic: networks, scores of actions, and what the losses of these algorithms are made of.
 
-An exported policy takes the plain functions. Where the native nodes are on (see
-rlx/nn/native), networks and samples are computed by those, and the functions here stand in where they decline.
+An exported policy takes the plain functions. Where the native nodes are on (see rlx/nn/native), networks and samples
+are computed by those, and the functions here stand in where they decline or where torch compiles.
 """
 
 from __future__ import annotations
@@ -47,10 +47,15 @@ class Layer(NamedTuple):
         return Layer(*(function(p) for p in self if p is not None))
 
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu_, "tanh": torch.tanh_, "elu": F.elu_}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {  # in place where torch can
+    "relu": torch.relu_,
+    "tanh": torch.tanh_,
+    "elu": F.elu_,
+    "gelu": F.gelu,
+}
 
 
-# the gradient of an activation by its output; in place on a gradient that nobody else reads
+# the gradient of an activation by its output; in place on a gradient that nobody else reads. The others are autograd's
 relu_backward, tanh_backward = aten.threshold_backward.grad_input, aten.tanh_backward.grad_input
 GRADIENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "relu": lambda grad, y: relu_backward(grad, y, 0, grad_input=grad),
@@ -219,6 +224,16 @@ def flatten(layers: Sequence[Layer]) -> list[Tensor]:
     return [p for layer in layers for p in layer if p is not None]
 
 
+def drawn_mask(shape: Sequence[int], columns: int, dropout: float, rows_first: bool) -> Tensor:
+    """A mask [*shape, columns] by the draws of F.dropout, which go by memory: outputs of `linear` with few columns lie
+    there column by column, where no normalisation comes after them.
+    """
+    across = not rows_first and 1 < columns < FEW <= shape[0]
+    mask = torch.empty(columns, *shape) if across else torch.empty(*shape, columns)
+    mask.bernoulli_(1.0 - dropout).div_(1.0 - dropout)
+    return mask.t().contiguous() if across else mask
+
+
 def native_mlp(
     x: Tensor,
     action: Tensor | None,
@@ -232,10 +247,12 @@ def native_mlp(
     """`run_mlp` by the native node, for the network that the arguments of MLP.forward ask for; None: it declines."""
     width, masks = 4 if norm else 2, None
     if dropout > 0.0:
+        fits = members is None and all(p.dtype is torch.float32 and p.is_contiguous() for p in parameters)
+        if not fits or x.dtype is not torch.float32:
+            return None  # before anything is drawn, which Python would draw again
         shape = x.shape[:-1] if parameters[0].dim() == x.dim() else (len(parameters[0]), *x.shape[:-1])
-        # the draws of F.dropout, layer by layer
         sizes = [bias.shape[-1] for bias in parameters[1:-1:width]]
-        masks = [torch.empty(*shape, n).bernoulli_(1.0 - dropout).div_(1.0 - dropout) for n in sizes]
+        masks = [drawn_mask(shape, n, dropout, norm or len(shape) > 1) for n in sizes]
     number = ACTIVATION_NUMBERS[activation]
     y: Tensor | None = NATIVE.on.mlp(x, action, parameters, width, number, frozen, members, masks, 1.0 - dropout)
     return y
@@ -258,7 +275,7 @@ def differentiate_again(
 
 def run_mlp(x: Tensor, action: Tensor | None, layers: Sequence[Layer], activation: str, dropout: float = 0.0) -> Tensor:
     """`plain_mlp` of `join(x, action)`, with gradients by hand where they are wanted and written."""
-    if NATIVE.on is not None and not torch.compiler.is_exporting():
+    if not torch.compiler.is_compiling() and NATIVE.on is not None:
         y = native_mlp(x, action, flatten(layers), layers[0].gain is not None, activation, dropout)
         if y is not None:
             return y
@@ -413,7 +430,7 @@ def go_back(loss: Tensor, into: Places) -> None:
 
 def small_mlp(x: Tensor, layers: Sequence[Layer], activation: str) -> list[Tensor]:
     """What each of the linear layers reads and, last, the output; of native nodes, the output alone."""
-    if NATIVE.on is not None and not torch.compiler.is_exporting():
+    if not torch.compiler.is_compiling() and NATIVE.on is not None:
         y = native_mlp(x, None, flatten(layers), False, activation)
         if y is not None:
             return [y]

@@ -52,12 +52,25 @@ class MLP(nn.Module):
         self.shifts = nn.ParameterList([torch.zeros(*row, n) for n in hidden])
         initialize(self.weights, self.biases, init, final_gain)
         self.recordable = ensemble is None and not layer_norm and dropout == 0.0 and activation in GRADIENTS
-        self._layers = [Layer(*p) for p in zip_longest(self.weights, self.biases, self.gains, self.shifts)]
-        self._flat = flatten(self._layers)
+        # Where they are kept, also after others have been put there: load_state_dict(assign=True), functional_call.
+        # The lists and not their dicts, which torch.export would copy with the tensors that it traces.
+        self._parts: tuple[Any, ...] = (self.weights, self.biases, self.gains, self.shifts)
+
+    def _each(self) -> list[Layer]:
+        weights, biases, gains, shifts = (part._parameters.values() for part in self._parts)
+        if not gains:
+            return list(map(Layer, weights, biases))
+        return [Layer(*layer) for layer in zip_longest(weights, biases, gains, shifts)]
+
+    def _flat(self) -> list[Tensor]:
+        weights, biases, gains, _ = (part._parameters.values() for part in self._parts)
+        if gains:
+            return flatten(self._each())
+        return [parameter for pair in zip(weights, biases, strict=True) for parameter in pair]
 
     def layers(self, frozen: bool = False, members: Tensor | slice | None = None) -> list[Layer]:
         """The parameters layer by layer: detached, and of some members only, where asked."""
-        layers = self._layers
+        layers = self._each()
         if frozen:
             layers = [layer.each(lambda p: p.detach()) for layer in layers]
         if members is not None:
@@ -85,14 +98,14 @@ class MLP(nn.Module):
         if self.encoder is not None:
             x = self.encode(x, frozen)
         if self.recordable and is_recorded(x) and action is None:
-            return recorded_mlp(x, self._layers, self.activation)
+            return recorded_mlp(x, self._each(), self.activation)
         if x.dim() != 2 and self.ensemble is None:
             rows = action if action is None else action.reshape(-1, action.shape[-1])
             return MLP.forward(self, x.reshape(-1, x.shape[-1]), rows, frozen).reshape(*x.shape[:-1], -1)
         dropout = self.dropout if self.training else 0.0
-        if NATIVE.on is not None and not torch.compiler.is_exporting():
+        if not torch.compiler.is_compiling() and NATIVE.on is not None:
             norm = len(self.gains) > 0
-            y = native_mlp(x, action, self._flat, norm, self.activation, dropout, frozen, members)
+            y = native_mlp(x, action, self._flat(), norm, self.activation, dropout, frozen, members)
             if y is not None:
                 return y
         return run_mlp(x, action, self.layers(frozen, members), self.activation, dropout)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +52,9 @@ class Optimizer:
         self.grad_norm: Tensor | None = None  # of the last step, when gradients are clipped
         self._places: Places | None = None  # of gradients that lie side by side
 
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_places": None}  # it knows parameters by their ids, and those of a copy are others
+
     def minimize(self, loss: Tensor, retain_graph: bool = False, max_grad_norm: float | None = None) -> None:
         """One step down the gradient of `loss`, which reaches these parameters and no others.
 
@@ -59,6 +62,11 @@ class Optimizer:
         """
         if not is_recorded(loss) and max_grad_norm is None:
             return self.step(differentiate(loss, self.params, retain_graph))
+        self.gather(loss, retain_graph)
+        self.step_gathered(max_grad_norm)
+
+    def gather(self, loss: Tensor, retain_graph: bool = False) -> None:
+        """The first half of `minimize`: the gradients of `loss`, side by side in one vector that stays the same."""
         if self._places is None:
             self._places = Places(self.params)
         by_autograd = torch.is_grad_enabled()
@@ -68,6 +76,15 @@ class Optimizer:
                 go_back(loss, self._places)
             else:
                 torch._foreach_copy_(self._places.parts, list(differentiate(loss, self.params, retain_graph)))
+        finally:
+            torch._C._set_grad_enabled(by_autograd)
+
+    def step_gathered(self, max_grad_norm: float | None = None) -> None:
+        """The second half: one step down the gradients that were gathered last."""
+        assert self._places is not None
+        by_autograd = torch.is_grad_enabled()
+        try:
+            torch._C._set_grad_enabled(False)
             if max_grad_norm is not None:
                 self.grad_norm = clip(self._places.vector, max_grad_norm)
             self._move(self._places.parts)
@@ -82,10 +99,6 @@ class Optimizer:
             # not in place: one tensor may be the gradient of two parameters
             grads = list(torch._foreach_mul(grads, (self.max_grad_norm / (self.grad_norm + 1e-6)).clamp(max=1.0)))
         self._move(grads)
-
-    def numbers(self) -> tuple[float, ...]:
-        """What a step depends on besides tensors, and does not look up when it is made; see rlx.capturing."""
-        return (self.lr, self.scale)
 
     def _move(self, grads: list[Tensor]) -> None:
         raise NotImplementedError(f"{type(self).__name__} does not define _move")
@@ -115,7 +128,6 @@ class Adam(Optimizer):
         self.exp_avg_sq = [torch.zeros_like(p, requires_grad=False) for p in self.params]
         self.steps = torch.zeros((), dtype=torch.float32, device=self.params[0].device)
         self._counts = [self.steps] * len(self.params)
-        self._looks_up = False  # does a step look up the learning rate when it is made
 
     def _move(self, grads: list[Tensor]) -> None:
         if NATIVE.on is not None and self._move_natively(grads):
@@ -137,18 +149,14 @@ class Adam(Optimizer):
             maximize=False,
         )
 
-    def numbers(self) -> tuple[float, ...]:
-        return () if self._looks_up else super().numbers()
-
     def _move_natively(self, grads: list[Tensor]) -> bool:
         """The same step by one native call, which looks up the learning rate; False where it declines."""
-        self._looks_up = bool(
+        return bool(
             NATIVE.on.adam(
                 self.params, grads, self.exp_avg, self.exp_avg_sq, self.steps, self, *self.betas, self.eps,
                 self.weight_decay, self.rectified,
             )
         )  # fmt: skip
-        return self._looks_up
 
     def tensors(self) -> dict[str, Tensor]:
         found = {"step": self.steps}
@@ -178,9 +186,6 @@ class AdamW(Adam):
         torch._foreach_mul_(self.params, 1.0 - self.lr * self.scale * self.decay)
         super()._move(grads)
 
-    def numbers(self) -> tuple[float, ...]:
-        return (self.lr, self.scale)
-
 
 class RMSprop(Optimizer):
     """RMSprop (Tieleman & Hinton, 2012) as torch has it: the mean square starts at zero and is not corrected for that.
@@ -196,6 +201,8 @@ class RMSprop(Optimizer):
         self.square = [torch.zeros_like(p, requires_grad=False) for p in self.params]
 
     def _move(self, grads: list[Tensor]) -> None:
+        if NATIVE.on is not None and NATIVE.on.rmsprop(self.params, grads, self.square, self, self.decay, self.eps):
+            return
         torch._foreach_mul_(self.square, self.decay)
         torch._foreach_addcmul_(self.square, grads, grads, value=1.0 - self.decay)
         root = torch._foreach_sqrt(self.square)

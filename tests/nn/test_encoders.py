@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from rlx.config import learners, schemas
@@ -48,10 +51,16 @@ def images(spec: Spec, *lead: int) -> Any:
     return parts if spec.boxes else parts["obs"]
 
 
-@pytest.mark.parametrize(
-    ("shape", "expected"), [((84, 84, 3), (3, 84, 84)), ((4, 84, 84), (4, 84, 84)), ((9, 9, 9), (9, 9, 9))]
-)
-def test_the_shorter_outer_axis_counts_channels(shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("shape", "expected"), [
+    ((84, 84, 3), (3, 84, 84)),
+    ((4, 84, 84), (4, 84, 84)),
+    ((90, 84, 84), (90, 84, 84)),  # a stack that is longer than its pictures are wide
+    ((10, 10, 12), (12, 10, 10)),
+    ((9, 9, 9), (9, 9, 9)),
+    ((96, 128, 3), (3, 96, 128)),  # neither is square: the shorter of the outer axes
+    ((9, 96, 128), (9, 96, 128)),
+])  # fmt: skip
+def test_images_are_square_or_have_fewer_channels_than_rows(shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
     assert image_shape(Box(shape, "uint8")) == expected
 
 
@@ -186,13 +195,17 @@ def batch_of(learner: Any, spec: Spec) -> Any:
     return Batch(images(spec, 8), action, torch.randn(8), images(spec, 8), torch.zeros(8), torch.full((8,), 0.9))
 
 
+def as_read_by(name: str, obs: Spec) -> Spec:
+    """The same observations with actions that an algorithm takes."""
+    box = {"action_kind": "box", "action_shape": (2,), "action_low": (-1.0,) * 2, "action_high": (1.0,) * 2}
+    return obs if "discrete" in learners()[name].actions else obs._replace(**box, action_sizes=())
+
+
 @pytest.mark.parametrize("obs", [PICTURE, DICT], ids=lambda spec: spec.env_id)
 @pytest.mark.parametrize("name", READERS)
 def test_a_learner_learns_its_encoder_and_acts(name: str, obs: Spec) -> None:
     torch.manual_seed(0)
-    cls = learners()[name]
-    box = {"action_kind": "box", "action_shape": (2,), "action_low": (-1.0,) * 2, "action_high": (1.0,) * 2}
-    spec = obs if "discrete" in cls.actions else obs._replace(**box, action_sizes=())
+    cls, spec = learners()[name], as_read_by(name, obs)
     small_networks = {"hidden": [16, 16], "batch_size": 4, "normalize_obs": False}
     learner = cls(schemas()[f"algo/{name}"](**small_networks), spec)
     kernels = {k: v.clone() for k, v in learner.state_dict().items() if v.dim() == 4 and "target" not in k}
@@ -208,6 +221,118 @@ def test_a_learner_learns_its_encoder_and_acts(name: str, obs: Spec) -> None:
             3,
             *spec.action_shape,
         )
+
+
+NARROW: dict[str, tuple[Any, Spec]] = {  # encoders, and pictures that are large enough for each
+    "small": (partial(small, SmallConfig(channels=4, dim=8)), PICTURE),
+    "nature": (partial(nature, NatureConfig(channels=[4, 4, 4], dim=8)), FRAMES._replace(obs_shape=(2, 36, 36))),
+    "impala": (partial(impala, ImpalaConfig(channels=[8, 8, 8], dim=8, layer_norm=True)), PICTURE),
+    "drq": (partial(drq, DrqConfig(channels=8, dim=8)), PICTURE._replace(obs_shape=(20, 20, 3))),
+}
+
+
+@pytest.mark.parametrize("encoder", NARROW)
+@pytest.mark.parametrize("name", READERS)
+def test_every_learner_learns_every_encoder_and_comes_back_from_a_file(name: str, encoder: str, tmp_path: Path) -> None:
+    factory, obs = NARROW[encoder]
+    cls, spec = learners()[name], as_read_by(name, obs)
+
+    def fresh(seed: int) -> Any:
+        torch.manual_seed(seed)
+        return cls(schemas()[f"algo/{name}"](hidden=[8], batch_size=4, normalize_obs=False), spec, factory)
+
+    learner = fresh(0)
+    before = {k: v.clone() for k, v in learner.state_dict().items() if v.dim() == 4 or k.endswith("out.weight")}
+    learned = [k for k in before if not k.startswith("target")]
+    kernels = {"small": 1, "nature": 3, "impala": 15, "drq": 4}[encoder]
+    assert len([k for k in learned if before[k].dim() == 4]) in (kernels, 2 * kernels, 3 * kernels)
+    for _ in range(max(2, getattr(learner.cfg, "policy_delay", 1))):  # until the policy has moved
+        metrics = learner.update(batch_of(learner, spec))
+    assert all(value.isfinite() for value in metrics.values())
+    after = learner.state_dict()
+    assert not [k for k in learned if torch.equal(before[k], after[k])]
+
+    save_file({k: v.contiguous() for k, v in learner.tensors().items()}, tmp_path / "learner.safetensors")
+    twin = fresh(1)
+    twin.load_tensors(load_file(tmp_path / "learner.safetensors"))
+    twin.load_counters(learner.counters())
+    pictures = images(spec, 5)
+    for explore in (False, True):
+        acted = []
+        for one in (learner, twin):
+            torch.manual_seed(2)
+            acted.append(one.actor.act(pictures, one.actor.initial(5), explore))
+        assert acted[0].action.shape == (5, *spec.action_shape)
+        assert torch.equal(acted[0].action, acted[1].action)
+        assert all(map(torch.equal, acted[0].carry, acted[1].carry))
+    batch = batch_of(learner, spec)
+    for one in (learner, twin):  # which also go on alike
+        torch.manual_seed(3)
+        one.update(batch)
+    assert all(map(torch.equal, learner.tensors().values(), twin.tensors().values()))
+
+
+@pytest.mark.parametrize("name", ["ppo", "a2c"])
+def test_policy_and_values_share_an_encoder_that_learns_from_both(name: str) -> None:
+    """No gradient passes a head whose weights are 0: the other one alone moves the encoder, and nothing if both are."""
+    for silent, moves in (("policy", True), ("critic", True), ("both", False)):
+        epochs = {"epochs": 1, "batch_size": 12} if name == "ppo" else {}
+        learner = learners()[name](schemas()[f"algo/{name}"](hidden=[], **epochs), PICTURE)
+        assert learner.policy.net.encoder is None
+        assert learner.critic.encoder is None
+        with torch.no_grad():
+            if silent != "critic":
+                learner.policy.net.weights[0].zero_()
+            if silent != "policy":
+                learner.critic.weights[0].zero_()
+        before = learner.shared_encoder.layers[0].weight.clone()
+        learner.update(batch_of(learner, PICTURE))
+        assert torch.equal(before, learner.shared_encoder.layers[0].weight) != moves
+
+
+@pytest.mark.parametrize("name", ["ppo", "a2c"])
+def test_policy_and_values_may_have_an_encoder_each(name: str) -> None:
+    config = schemas()[f"algo/{name}"]
+    learner = learners()[name](config(hidden=[8], shared_encoder=False), PICTURE)
+    assert learner.shared_encoder is None
+    assert learner.policy.net.encoder is not learner.critic.encoder
+    vectors = learners()[name](config(hidden=[8]), VECTOR)  # have nothing to share
+    assert vectors.shared_encoder is None
+    assert vectors.policy.net.weights[0].shape == (5, 8)
+
+
+@pytest.mark.parametrize("name", ["ppo", "a2c", "trpo", "ppo_lstm"])
+def test_encoders_of_on_policy_learners_start_orthogonal(name: str) -> None:
+    learner = learners()[name](schemas()[f"algo/{name}"](hidden=[8]), PICTURE)
+    parts = [part for part in learner.modules() if isinstance(part, Convolutions)]
+    assert parts
+    for part in parts:
+        for weight in (part.layers[0].weight.flatten(1), part.out.weight):
+            torch.testing.assert_close(weight @ weight.t(), 2.0 * torch.eye(len(weight)), rtol=0, atol=1e-4)
+        assert not any(bias.any() for bias in (part.layers[0].bias, part.out.bias))
+
+
+def test_an_encoder_of_somebody_else_starts_as_it_is() -> None:
+    class Trained(nn.Module):
+        dim = 2
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(768, 2)
+            nn.init.constant_(self.layer.weight, 0.5)
+
+        def forward(self, obs: Tensor) -> Tensor:
+            return self.layer(obs.flatten(1) / 255.0)
+
+    factory: Any = lambda spec: Trained()  # noqa: E731
+    learner = learners()["ppo"](schemas()["algo/ppo"](hidden=[8]), PICTURE, factory)
+    assert (learner.shared_encoder.layer.weight == 0.5).all()
+
+
+def test_an_encoder_of_somebody_else_says_how_many_features_it_has() -> None:
+    factory: Any = lambda spec: nn.Flatten()  # noqa: E731
+    with pytest.raises(UserError, match=r"^The encoder Flatten has to be .* set self.dim in its __init__\.$"):
+        learners()["ppo"](schemas()["algo/ppo"](hidden=[8]), PICTURE, factory)
 
 
 def test_statistics_are_for_vectors() -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rlx.nn.fused import (
+    ACTIVATIONS,
     Places,
     SquashedSample,
     chosen,
@@ -30,7 +31,7 @@ from rlx.nn.mlp import MLP
 from rlx.nn.optim import Adam
 from rlx.types import Spec
 
-OPTIONS = list(itertools.product([None, 3], ["relu", "tanh", "elu"], [False, True]))
+OPTIONS = list(itertools.product([None, 3], list(ACTIVATIONS), [False, True]))
 
 
 @pytest.fixture(autouse=True)
@@ -60,6 +61,20 @@ def test_gradients_are_right(ensemble: int | None, activation: str, layer_norm: 
     found = torch.autograd.grad(net(x), [x, *parts(net)], direction)
     torch.testing.assert_close(net(x), plain)
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("activation", "expected"),
+    [
+        ("relu", [0.0, 1.0]),
+        ("tanh", [-0.7615942, 0.7615942]),
+        ("elu", [-0.6321206, 1.0]),
+        ("gelu", [-0.1586553, 0.8413447]),  # x times the standard normal distribution below x
+    ],
+)
+def test_activations(activation: str, expected: list[float]) -> None:
+    made = ACTIVATIONS[activation](torch.tensor([-1.0, 1.0]))
+    torch.testing.assert_close(made, torch.tensor(expected))
 
 
 @pytest.mark.parametrize("layer_norm", [False, True])

@@ -127,8 +127,8 @@ def test_policy_starts_near_uniform_and_acts_in_its_space():
 
 
 def test_heads_name_the_activations_there_are():
-    with pytest.raises(UserError, match=r"Unknown activation 'gelu'\. Choices: relu, tanh, elu"):
-        ActionHead(4, spec_of("box"), [8], "gelu")
+    with pytest.raises(UserError, match=r"Unknown activation 'swish'\. Choices: relu, tanh, elu, gelu"):
+        ActionHead(4, spec_of("box"), [8], "swish")
 
 
 def test_state_values():

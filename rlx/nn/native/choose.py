@@ -1,8 +1,8 @@
 """Which nodes a run takes: native=auto, true or false.
 
 `auto` takes the native ones where they have been built, and otherwise has them built in the background for the runs to
-come. A run that goes on takes what it had: the two differ in the last bits. RLX_NATIVE=true or false says what `auto`
-means, for a whole shell.
+come. A run that goes on takes what it had, and a policy acts by what it was trained with: the two differ in the last
+bits. RLX_NATIVE=true or false says what `auto` means, for a whole shell, and goes before what a run or a policy had.
 """
 
 from __future__ import annotations
@@ -11,18 +11,21 @@ import logging
 import os
 from typing import Any
 
-from rlx.errors import UserError
+from rlx.errors import UserError, shown
 from rlx.nn.fused import differentiate_again
-from rlx.nn.native import NATIVE
+from rlx.nn.native import NATIVE, Native
 from rlx.nn.native.build import (
+    COMMAND,
     Unavailable,
     being_built,
     build_in_background,
     compiler,
     load,
+    make_folder,
     note,
     noted,
     require,
+    why_not_built,
 )
 
 log = logging.getLogger("rlx")
@@ -34,7 +37,8 @@ WORDS = {"true": True, "false": False}
 
 def check_native(wanted: Any) -> None:
     if wanted != AUTO and not isinstance(wanted, bool):
-        raise UserError(f"native must be auto, true or false (native={wanted}).")
+        given = "null" if wanted is None else shown(wanted)
+        raise UserError(f"native must be auto, true or false (native={given}).")
 
 
 def is_native() -> bool:
@@ -43,11 +47,14 @@ def is_native() -> bool:
 
 
 def use_native(on: bool) -> None:
-    """Switch them on, built now if they have to be, or off."""
-    module = require() if on else None
+    """Switch them on, built now if they have to be, or off, for this process."""
+    Native.on = _ready(require()) if on else None
+
+
+def _ready(module: Any) -> Any:
     if module is not None:
         module.set_again(differentiate_again)
-    NATIVE.on = module
+    return module
 
 
 def set_native(wanted: bool | str, saved: bool | None = None) -> None:
@@ -66,10 +73,15 @@ def set_native(wanted: bool | str, saved: bool | None = None) -> None:
         log.warning("The run had %s and now has %s: results may differ in the last bits.", had, has)
 
 
-def use_as_saved(saved: bool) -> None:
-    """Act by the nodes that a policy was trained with, where they are there."""
+def acts_natively(saved: bool) -> bool:
+    """Does a policy that was trained with native nodes (or not) act by them here?"""
     asked = _asked_by_variable()
-    use_native((saved if asked == AUTO else asked is True) and load() is not None)
+    return (saved if asked == AUTO else asked is True) and load() is not None
+
+
+def nodes_to_act_by(native: bool) -> Any:
+    """For `Nodes`."""
+    return _ready(load()) if native else None
 
 
 def _asked_by_variable() -> bool | str:
@@ -83,16 +95,20 @@ def _is_there() -> bool:
     """Are they built? If not, have them built, and say so once."""
     if load() is not None:
         return True
-    if noted("said") or being_built():
+    if being_built():
         return False
-    why = noted("failed")
     try:
-        compiler()
+        program = compiler()
+        make_folder()
+        why = why_not_built(program)
+        if why is not None:
+            why += f" To try again, type {COMMAND}."
     except Unavailable as error:
-        why = f"{error}."
-    if why:
-        log.info("%s Everything works without native nodes, but not as fast (docs/speed.md).", why)
-        note("said", why)
+        why = f"Native nodes cannot be built: {error}."
+    if why is not None:
+        if noted("said") != why:
+            log.info("%s Everything works without them, but not as fast (docs/speed.md).", why)
+            note("said", why)
         return False
     log.info("Native nodes are being built in the background, for the runs after this one (docs/speed.md).")
     build_in_background()

@@ -4,11 +4,15 @@
 
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <ATen/TracerMode.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <cmath>
 #include <string>
@@ -40,14 +44,31 @@ std::pair<Pointer, T*> make_node() {
     return {Pointer::unsafe_steal_from_new(node), node};
 }
 
+// whose numbers do not lie in its memory, or who is asked about every operation
+const c10::DispatchKeySet ELSEWHERE({
+    c10::DispatchKey::Python, c10::DispatchKey::Fake, c10::DispatchKey::FuncTorchBatched,
+    c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::FuncTorchDynamicLayerBackMode,
+    c10::DispatchKey::Functionalize, c10::DispatchKey::ZeroTensor, c10::DispatchKey::Negative,
+    c10::DispatchKey::BatchedNestedTensor, c10::DispatchKey::NestedTensor, c10::DispatchKey::Batched,
+});
+
+// Does forward-mode differentiation follow it?
+bool has_tangent(const Tensor& t) {
+  const auto* meta = torch::autograd::impl::get_autograd_meta(t);
+  return meta && meta->fw_grad_ && !meta->fw_grad_->empty();
+}
+
 bool is_plain(const Tensor& t) {
   return t.defined() && t.device().is_cpu() && t.scalar_type() == at::kFloat && t.layout() == at::kStrided &&
-         !t.is_neg();
+         !t.key_set().has_any(ELSEWHERE) && !has_tangent(t);
 }
 
 float* data(const Tensor& t) { return static_cast<float*>(t.unsafeGetTensorImpl()->mutable_data()); }
 
-void changed(const Tensor& t) { t.unsafeGetTensorImpl()->bump_version(); }
+void changed(const Tensor& t) {
+  t.unsafeGetTensorImpl()->bump_version();
+  if (capturing) capturing->written.push_back(t);
+}
 
 Tensor floats(at::IntArrayRef sizes) { return at::empty(sizes, at::TensorOptions(at::kFloat)); }
 
@@ -83,7 +104,7 @@ struct Net {
 
 // Where what a backward pass needs lies in one block of memory, for each hidden layer
 struct Kept {
-  std::vector<int64_t> y, normal, rstd;
+  std::vector<int64_t> y, before, normal, rstd;
   int64_t total = 0;
 
   explicit Kept(const Net& net) {
@@ -95,6 +116,7 @@ struct Kept {
     for (int64_t i = 0; i < net.hidden(); ++i) {
       const int64_t n = net.size() * net.rows;
       y.push_back(take(n * net.layers[i].out));
+      if (net.activation == GELU) before.push_back(take(n * net.layers[i].out));
       if (net.norm) {
         normal.push_back(take(n * net.layers[i].out));
         rstd.push_back(take(n));
@@ -114,8 +136,8 @@ float mean_of(const float* x, int64_t n) {
 }
 
 // x [rows, n] becomes gain * normal + shift, activated
-void normalize(const Net& net, const Layer& layer, int64_t member, float* x, int64_t rows, float* normal, float* rstd,
-               const float* mask) {
+void normalize(const Net& net, const Layer& layer, int64_t member, float* x, int64_t rows, float* before, float* normal,
+               float* rstd, const float* mask) {
   const int64_t n = layer.out;
   const float *gain = layer.gain + member * n, *shift = layer.shift + member * n, *bias = layer.bias + member * n;
   for (int64_t i = 0; i < rows; ++i) {
@@ -129,7 +151,9 @@ void normalize(const Net& net, const Layer& layer, int64_t member, float* x, int
       const int64_t left = n - j;
       const vec v = load_some(row + j, left) * scale;
       if (normal) store_some(normal + i * n + j, v, left);
-      vec y = activated(v * load_some(gain + j, left) + load_some(shift + j, left), net.activation);
+      vec y = v * load_some(gain + j, left) + load_some(shift + j, left);
+      if (before) store_some(before + i * n + j, y, left);
+      y = activated(y, net.activation);
       if (mask) y *= load_some(mask + i * n + j, left);
       store_some(row + j, y, left);
     }
@@ -152,7 +176,7 @@ void denormalize(const Layer& layer, int64_t member, float* grad, const float* n
 
 // One layer of one member for some rows; x and y are those of the first of them
 void run_layer(const Net& net, int64_t i, int64_t m, int64_t first, int64_t rows, const float* x, int64_t ld, float* y,
-               float* normal, float* rstd) {
+               float* before, float* normal, float* rstd) {
   const Layer& layer = net.layers[i];
   const int64_t member = net.members[m];
   const float *weight = layer.weight + member * layer.in * layer.out, *bias = layer.bias + member * layer.out;
@@ -167,10 +191,11 @@ void run_layer(const Net& net, int64_t i, int64_t m, int64_t first, int64_t rows
     after.kind = After::ACTIVATE;
     after.activation = last ? NONE : net.activation;
     after.row = bias;
+    after.before = before;
     after.mask = mask;
   }
   product(rows, layer.out, layer.in, x, ld, 1, weight, layer.out, false, y, layer.out, false, after);
-  if (!last && net.norm) normalize(net, layer, member, y, rows, normal, rstd, mask);
+  if (!last && net.norm) normalize(net, layer, member, y, rows, before, normal, rstd, mask);
 }
 
 constexpr int64_t SOME = 96;  // rows whose hidden layers are small enough for the cache
@@ -189,7 +214,9 @@ void forward(const Net& net, float* y, float* kept) {
           const int64_t n = net.layers[i].out;
           float* to = i == depth ? y + row * out : kept + at.y[i] + row * n;
           float* normal = i < depth && net.norm ? kept + at.normal[i] + row * n : nullptr;
-          run_layer(net, i, m, begin, end - begin, x, ld, to, normal, normal ? kept + at.rstd[i] + row : nullptr);
+          float* before = i < depth && net.activation == GELU ? kept + at.before[i] + row * n : nullptr;
+          run_layer(net, i, m, begin, end - begin, x, ld, to, before, normal,
+                    normal ? kept + at.rstd[i] + row : nullptr);
           x = to;
           ld = n;
         }
@@ -208,7 +235,7 @@ void forward(const Net& net, float* y, float* kept) {
         int64_t ld = net.ld;
         for (int64_t i = 0; i <= depth; ++i) {
           float* to = i == depth ? y + (m * net.rows + first) * out : both + i % 2 * SOME * widest;
-          run_layer(net, i, m, first, rows, x, ld, to, nullptr, nullptr);
+          run_layer(net, i, m, first, rows, x, ld, to, nullptr, nullptr, nullptr);
           x = to;
           ld = net.layers[i].out;
         }
@@ -231,29 +258,31 @@ struct Grads {
   bool summed = true;
 };
 
-// grad [members, rows, out], by the output
-void backward(const Net& net, const float* kept, const float* grad, const Grads& to) {
-  const Kept at(net);
-  const int64_t depth = net.hidden(), size = net.size(), rows = net.rows;
-  int64_t lowest = depth + 1;  // the first layer whose output has to be differentiated
-  for (int64_t i = depth; i >= 0; --i)
-    if (to.layers[i].any()) lowest = i;
-  if (to.columns[0].to || to.columns[1].to) lowest = 0;
-  if (lowest > depth) return;
+// Where the gradients behind each linear layer lie in one block of memory; with normalisation, also those behind that
+struct Behind {
+  std::vector<int64_t> linear, norm;
+  int64_t lowest, total = 0;  // the first layer whose output has to be differentiated
 
-  // gradients behind each linear layer; with normalisation, also those behind the normalisation
-  std::vector<int64_t> behind(depth), after_norm(depth);
-  int64_t total = 0;
-  for (int64_t i = lowest; i < depth; ++i) {
-    behind[i] = total;
-    total += size * rows * net.layers[i].out;
-    if (net.norm) {
-      after_norm[i] = total;
-      total += size * rows * net.layers[i].out;
+  Behind(const Net& net, const Grads& to) : linear(net.hidden()), norm(net.hidden()), lowest(net.hidden() + 1) {
+    for (int64_t i = net.hidden(); i >= 0; --i)
+      if (to.layers[i].any()) lowest = i;
+    if (to.columns[0].to || to.columns[1].to) lowest = 0;
+    const auto take = [&](int64_t i) { return std::exchange(total, total + net.size() * net.rows * net.layers[i].out); };
+    for (int64_t i = lowest; i < net.hidden(); ++i) {
+      linear[i] = take(i);
+      if (net.norm) norm[i] = take(i);
     }
   }
-  const Tensor memory = floats({total + 1});
-  float* grads = data(memory);
+};
+
+// grad [members, rows, out], by the output; `grads` is room for those behind the layers
+void backward(const Net& net, const float* kept, const float* grad, const Grads& to, float* grads) {
+  const Kept at(net);
+  const Behind place(net, to);
+  const auto &behind = place.linear, &after_norm = place.norm;
+  const int64_t depth = net.hidden(), size = net.size(), rows = net.rows, lowest = place.lowest;
+  if (lowest > depth) return;
+
   auto of = [&](int64_t i) { return i == depth ? grad : grads + behind[i]; };
 
   over_rows(rows, net.work(), [&](int64_t begin, int64_t end) {
@@ -265,7 +294,7 @@ void backward(const Net& net, const float* kept, const float* grad, const Grads&
         After after;
         after.kind = After::SLOPE;
         after.activation = net.activation;
-        after.y = kept + at.y[i - 1] + row * layer.in;
+        after.y = kept + (net.activation == GELU ? at.before : at.y)[i - 1] + row * layer.in;
         if (!net.masks.empty()) {
           after.mask = net.masks[i - 1] + row * layer.in;
           after.keep = net.keep;
@@ -273,7 +302,7 @@ void backward(const Net& net, const float* kept, const float* grad, const Grads&
         float* g = grads + behind[i - 1] + row * layer.in;
         product(count, layer.in, layer.out, of(i) + row * layer.out, layer.out, 1,
                 layer.weight + member * layer.in * layer.out, layer.out, true, g, layer.in, false, after);
-        if (net.norm) {
+        if (net.norm && count > 0) {
           std::memcpy(grads + after_norm[i - 1] + row * layer.in, g, count * layer.in * sizeof(float));
           denormalize(before, member, g, kept + at.normal[i - 1] + row * layer.in, kept + at.rstd[i - 1] + row, count);
         }
@@ -322,7 +351,8 @@ struct Form {
   int64_t width = 2;  // parameters of a layer but the last: 4 with a normalisation
   Activation activation = RELU;
   std::vector<int64_t> members;
-  Tensor index;  // of the members, where they change from call to call
+  bool some = false;  // of the members, which then have no gradients
+  Tensor index;       // of the members, where they change from call to call
   float keep = 1.f;
   bool shared = true;  // all members read the same rows
 };
@@ -335,7 +365,7 @@ bool take_layers(Net& net, const std::vector<Tensor>& params, const Form& form) 
   net.activation = form.activation;
   net.members = form.members;
   net.keep = form.keep;
-  if (params[0].dim() != 2 && !net.stacked) return false;
+  if ((params[0].dim() != 2 && !net.stacked) || n % width != (width == 4 ? 2 : 0)) return false;
   for (const auto& p : params)
     if (!is_plain(p) || !p.is_contiguous()) return false;
   for (int64_t i = 0; i < n; i += width) {
@@ -345,6 +375,10 @@ bool take_layers(Net& net, const std::vector<Tensor>& params, const Form& form) 
       layer.gain = data(params[i + 2]);
       layer.shift = data(params[i + 3]);
     }
+    const int64_t all = net.stacked ? params[0].size(0) : 1;
+    for (int64_t j = 1; j < width && i + j < n; ++j)
+      if (params[i + j].numel() != all * layer.out) return false;
+    if (weight.numel() != all * layer.in * layer.out || (i > 0 && net.layers.back().out != layer.in)) return false;
     net.layers.push_back(layer);
   }
   if (net.members.empty())
@@ -385,11 +419,21 @@ Tensor join(const Tensor& x, const Tensor& action) {
   return y;
 }
 
-// Which members an index names now
+// Which members an index names now; as in Python, -1 is the last
 void look_up(const Tensor& index, const Tensor& stacked, std::vector<int64_t>& members) {
   const auto* ids = static_cast<const int64_t*>(index.const_data_ptr());
+  const int64_t size = stacked.size(0);
   members.assign(ids, ids + index.numel());
-  for (const int64_t m : members) TORCH_CHECK(m >= 0 && m < stacked.size(0), "no member ", m);
+  for (int64_t& m : members) {
+    TORCH_CHECK_INDEX(m >= -size && m < size, "there is no member ", m, " of ", size);
+    if (m < 0) m += size;
+  }
+}
+
+// A gradient that autograd brings, one row after another
+Tensor rows_of_gradient(const Tensor& grad) {
+  TORCH_CHECK(is_plain(grad), "the gradient of a native node is a float32 on the CPU, one at a time");
+  return grad.contiguous();
 }
 
 PyObject* again = nullptr;  // the Python function for gradients of gradients; set where the module is loaded
@@ -427,11 +471,14 @@ struct NativeMLPBackward : Node {
     for (const auto& p : saved) params.push_back(p.unpack());
     const Tensor by_x = x.unpack(), by_action = has_action ? action.unpack() : Tensor();
     if (at::GradMode::is_enabled()) return differentiable(incoming[0], by_x, by_action, params);
-    const Tensor grad = incoming[0].contiguous();
+    const Tensor grad = rows_of_gradient(incoming[0]);
 
     Net net;
-    take_layers(net, params, form);
+    TORCH_CHECK(take_layers(net, params, form), "the parameters of a network have changed since it computed");
     take_input(net, joined);
+    TORCH_CHECK(kept.numel() == Kept(net).total && net.layers[0].in == joined.size(-1) &&
+                    grad.numel() == net.size() * net.rows * net.layers.back().out,
+                "the parameters of a network have changed their sizes since it computed");
     for (const auto& mask : masks) net.masks.push_back(data(mask));
     Grads to;
     to.layers.resize(net.layers.size());
@@ -448,13 +495,14 @@ struct NativeMLPBackward : Node {
       float** slots[] = {&layer.weight, &layer.bias, &layer.gain, &layer.shift};
       *slots[i % form.width] = place(2 + i, params[i]);
     }
+    const Tensor room = floats({Behind(net, to).total});
     compute(
-        [net = std::move(net), to, kept = data(kept), grad = data(grad), index = form.index,
+        [net = std::move(net), to, kept = data(kept), grad = data(grad), index = form.index, room = data(room),
          stacked = without_history(params[0])]() mutable {
           if (index.defined()) look_up(index, stacked, net.members);
-          backward(net, kept, grad, to);
+          backward(net, kept, grad, to, room);
         },
-        kept, grad, joined, masks, params, found);
+        kept, grad, joined, masks, params, found, room);
     return found;
   }
 
@@ -463,7 +511,9 @@ struct NativeMLPBackward : Node {
     variable_list found(num_outputs());
     const PyGILState_STATE state = PyGILState_Ensure();
     PyObject *given = PyTuple_New(params.size()), *wanted = PyTuple_New(found.size()), *dropped;
-    for (size_t i = 0; i < params.size(); ++i) PyTuple_SET_ITEM(given, i, THPVariable_Wrap(params[i]));
+    const Tensor members = at::tensor(form.members);
+    for (size_t i = 0; i < params.size(); ++i)
+      PyTuple_SET_ITEM(given, i, THPVariable_Wrap(form.some ? params[i].index_select(0, members) : params[i]));
     for (size_t i = 0; i < found.size(); ++i)
       PyTuple_SET_ITEM(wanted, i, PyBool_FromLong(task_should_compute_output(i)));
     dropped = PyTuple_New(masks.size());
@@ -471,19 +521,18 @@ struct NativeMLPBackward : Node {
     PyObject* made = PyObject_CallFunction(again, "NNNNLiNN", wrap(grad), wrap(by_x), wrap(by_action), given,
                                            static_cast<long long>(form.width), static_cast<int>(form.activation),
                                            dropped, wanted);
-    std::string problem;
-    if (made) {
-      for (size_t i = 0; i < found.size(); ++i) {
-        PyObject* item = PyTuple_GetItem(made, i);
-        if (item && item != Py_None) found[i] = THPVariable_Unpack(item);
-      }
-      Py_DECREF(made);
-    } else {
-      PyErr_Print();
-      problem = "the gradient of a gradient could not be computed";
+    if (!made) {
+      python_error error;
+      error.persist();
+      PyGILState_Release(state);
+      throw error;
     }
+    for (size_t i = 0; i < found.size(); ++i) {
+      PyObject* item = PyTuple_GetItem(made, i);
+      if (item && item != Py_None) found[i] = THPVariable_Unpack(item);
+    }
+    Py_DECREF(made);
     PyGILState_Release(state);
-    TORCH_CHECK(problem.empty(), problem);
     return found;
   }
 };
@@ -492,17 +541,20 @@ struct NativeMLPBackward : Node {
 
 struct NativeSquashBackward : Node {
   Tensor head, action, deviation;
+  uint32_t versions[2] = {};  // of the first two
   std::string name() const override { return "NativeSquashBackward"; }
   void release_variables() override { head = action = deviation = Tensor(); }
 
   variable_list apply(variable_list&& incoming) override {
     TORCH_CHECK(head.defined(), torch::autograd::ERR_BACKWARD_TWICE);
     TORCH_CHECK(!at::GradMode::is_enabled(), "a squashed sample can be differentiated once");
+    TORCH_CHECK(head._version() == versions[0] && action._version() == versions[1],
+                "what a squashed sample needs for its gradient has been modified by an inplace operation");
     variable_list found(1);
     if (!incoming[0].defined() && !incoming[1].defined()) return found;
     const int64_t rows = head.size(0), n = head.size(1) / 2;
-    const Tensor by_action = incoming[0].defined() ? incoming[0].contiguous() : Tensor();
-    const Tensor by_log_prob = incoming[1].defined() ? incoming[1].contiguous() : Tensor();
+    const Tensor by_action = incoming[0].defined() ? rows_of_gradient(incoming[0]) : Tensor();
+    const Tensor by_log_prob = incoming[1].defined() ? rows_of_gradient(incoming[1]) : Tensor();
     found[0] = floats({rows, 2 * n});
     compute(
         [rows, n, x = data(head), a = data(action), d = data(deviation), to = data(found[0]),
@@ -514,8 +566,8 @@ struct NativeSquashBackward : Node {
               const float y = a[r * n + j], log_std = x[r * 2 * n + n + j];
               const float raw = (from ? from[r * n + j] : 0.f) * (1.f - y * y) + 2.f * y * g;
               to[r * 2 * n + j] = raw;
-              const bool free = log_std >= LOG_STD_MIN && log_std <= LOG_STD_MAX;
-              to[r * 2 * n + n + j] = free ? raw * d[r * n + j] - g : 0.f;
+              const bool clamped = log_std < LOG_STD_MIN || log_std > LOG_STD_MAX;  // nan is not
+              to[r * 2 * n + n + j] = clamped ? 0.f : raw * d[r * n + j] - g;
             }
           }
         },
@@ -563,15 +615,23 @@ const float* number(const Tensor& t) {
 
 struct NativeCriticLossBackward : Node {
   Tensor error;
+  SavedVariable q, target;
   float scale = 1.f;
   std::string name() const override { return "NativeCriticLossBackward"; }
-  void release_variables() override { error = Tensor(); }
+  void release_variables() override {
+    error = Tensor();
+    q.reset_data();
+    target.reset_data();
+  }
 
   variable_list apply(variable_list&& incoming) override {
     TORCH_CHECK(error.defined(), torch::autograd::ERR_BACKWARD_TWICE);
-    TORCH_CHECK(!at::GradMode::is_enabled(), "this loss can be differentiated once");
     variable_list found(1);
     if (!incoming[0].defined()) return found;
+    if (at::GradMode::is_enabled()) {
+      found[0] = incoming[0] * scale * (q.unpack() - target.unpack());
+      return found;
+    }
     found[0] = floats(error.sizes());
     compute(
         [n = error.numel(), by = number(incoming[0]), scale = scale, e = data(error), to = data(found[0])] {
@@ -589,11 +649,13 @@ struct NativeSoftActorLossBackward : Node {
   std::string name() const override { return "NativeSoftActorLossBackward"; }
 
   variable_list apply(variable_list&& incoming) override {
-    TORCH_CHECK(!at::GradMode::is_enabled(), "this loss can be differentiated once");
     variable_list found(2);
     if (!incoming[0].defined()) return found;
     for (size_t i = 0; i < 2; ++i)
-      if (task_should_compute_output(i)) {
+      if (task_should_compute_output(i) && at::GradMode::is_enabled()) {
+        const Tensor each = incoming[0] / static_cast<double>(rows);
+        found[i] = (i == 0 ? -each : each * alpha).expand({rows});
+      } else if (task_should_compute_output(i)) {
         found[i] = floats({rows});
         compute(
             [rows = rows, by = number(incoming[0]), scale = i == 0 ? nullptr : data(alpha), to = data(found[i])] {
@@ -635,6 +697,12 @@ template <PyObject* (*F)(PyObject* const*, Py_ssize_t)>
 PyObject* guarded(PyObject*, PyObject* const* args, Py_ssize_t n) {
   try {
     return F(args, n);
+  } catch (python_error& error) {
+    error.restore();
+    return nullptr;
+  } catch (const c10::IndexError& error) {
+    PyErr_SetString(PyExc_IndexError, error.what_without_backtrace());
+    return nullptr;
   } catch (const std::exception& error) {
     PyErr_SetString(PyExc_RuntimeError, error.what());
     return nullptr;
@@ -642,6 +710,12 @@ PyObject* guarded(PyObject*, PyObject* const* args, Py_ssize_t n) {
 }
 
 PyObject* none() { Py_RETURN_NONE; }
+
+// what is traced has to be operations of torch
+template <PyObject* (*F)(PyObject* const*, Py_ssize_t)>
+PyObject* unless_traced(PyObject* const* args, Py_ssize_t n) {
+  return at::tracer::impl::is_dispatch_enabled() ? none() : F(args, n);
+}
 
 PyObject* tuple_of(std::initializer_list<Tensor> tensors) {
   PyObject* tuple = PyTuple_New(static_cast<Py_ssize_t>(tensors.size()));
@@ -676,7 +750,8 @@ PyObject* mlp(PyObject* const* args, Py_ssize_t n) {
     const Py_ssize_t n = PySlice_AdjustIndices(params[0].size(0), &first, &end, step);
     for (Py_ssize_t i = 0; i < n; ++i) form.members.push_back(first + i * step);
   }
-  const bool some = sliced || index.defined();  // of the members
+  form.some = sliced || index.defined();
+  if (form.some && form.members.empty()) return none();
   Net net;
   if (params.empty() || !take_layers(net, params, form) || !is_plain(x)) return none();
   const int64_t dim = x.dim();
@@ -686,14 +761,16 @@ PyObject* mlp(PyObject* const* args, Py_ssize_t n) {
   if (action.defined() && (!is_plain(action) || action.dim() != dim || action.size(-2) != x.size(-2) ||
                            (dim == 3 && action.size(0) != x.size(0))))
     return none();
-  for (const auto& mask : masks)
-    if (!is_plain(mask) || !mask.is_contiguous()) return none();
+  for (size_t i = 0; i < masks.size(); ++i)
+    if (!is_plain(masks[i]) || !masks[i].is_contiguous() || i + 1 >= net.layers.size() ||
+        masks[i].numel() != net.size() * x.size(-2) * net.layers[i].out)
+      return none();
 
   const bool recording = at::GradMode::is_enabled();
   bool differentiated = recording && (x.requires_grad() || (action.defined() && action.requires_grad()));
   if (recording && !frozen)
     for (const auto& p : params) {
-      if (some && p.requires_grad()) return none();
+      if (form.some && p.requires_grad()) return none();
       differentiated = differentiated || p.requires_grad();
     }
 
@@ -772,6 +849,8 @@ PyObject* squashed(PyObject* const* args, Py_ssize_t n) {
     node->deviation = deviation;
     torch::autograd::set_history(action, owner);
     torch::autograd::set_history(log_prob, owner);
+    node->versions[0] = head._version();
+    node->versions[1] = action._version();
   }
   return tuple_of({action, log_prob});
 }
@@ -808,6 +887,8 @@ PyObject* critic_loss(PyObject* const* args, Py_ssize_t n) {
     auto [owner, node] = make_node<NativeCriticLossBackward>();
     node->set_next_edges(torch::autograd::collect_next_edges(q));
     node->error = error;
+    node->q = SavedVariable(q, false);
+    node->target = SavedVariable(target, false);
     node->scale = static_cast<float>(2.0 * coef / rows);
     torch::autograd::set_history(loss, owner);
   }
@@ -921,8 +1002,10 @@ PyObject* go_back(PyObject* const* args, Py_ssize_t n) {
                 "a place does not fit");
     (i % 2 ? to.layers[i / 2].bias : to.layers[i / 2].weight) = data(places[i]);
   }
-  compute([net = std::move(net), to, kept = data(kept), grad = data(grad)] { backward(net, kept, grad, to); }, x, kept,
-          grad, params, places);
+  const Tensor room = floats({Behind(net, to).total});
+  compute([net = std::move(net), to, kept = data(kept), grad = data(grad),
+           room = data(room)] { backward(net, kept, grad, to, room); },
+          x, kept, grad, params, places, room);
   Py_RETURN_NONE;
 }
 
@@ -953,14 +1036,20 @@ PyObject* chosen_back(PyObject* const* args, Py_ssize_t n) {
   TORCH_CHECK(n == 3, "chosen_back takes 3 arguments");
   Tensor action, grad;
   TORCH_CHECK(to_tensor(args[0], action) && to_tensor(args[1], grad), "chosen_back takes tensors");
-  if (!is_plain(grad) || !grad.is_contiguous()) return none();
+  TORCH_CHECK(is_plain(grad) && action.scalar_type() == at::kLong && action.numel() == grad.numel(),
+              "chosen_back takes a gradient for each action");
+  grad = grad.contiguous();
   const int64_t rows = action.size(0), width = PyLong_AsLong(args[2]);
   const Tensor y = floats({rows, width});
   compute(
       [rows, width, index = static_cast<const int64_t*>(action.const_data_ptr()), step = action.stride(0),
        grad = data(grad), to = data(y)] {
         std::memset(to, 0, rows * width * sizeof(float));
-        for (int64_t r = 0; r < rows; ++r) to[r * width + index[r * step]] = grad[r];
+        for (int64_t r = 0; r < rows; ++r) {
+          const int64_t a = index[r * step];
+          TORCH_CHECK(a >= 0 && a < width, "there is no action ", a);
+          to[r * width + a] = grad[r];
+        }
       },
       action, grad, y);
   return THPVariable_Wrap(y);
@@ -1048,7 +1137,7 @@ PyObject* td_target(PyObject* const* args, Py_ssize_t n) {
 // n_step(rows, place, ended, counts, powers, reward, discount, first, end): transitions from these places over up to n
 // steps. `counts` [lanes] of steps ever added; `powers` [n] of the discount; the rest are columns, of which those of
 // [first, end) are taken from where a sum stops. Sums are rounded as in rlx/data/n_step.py.
-__attribute__((optimize("fp-contract=off"))) PyObject* n_step(PyObject* const* args, Py_ssize_t n) {
+PyObject* n_step(PyObject* const* args, Py_ssize_t n) {
   TORCH_CHECK(n == 9, "n_step takes 9 arguments");
   Tensor rows, place, ended, counts, powers;
   if (!to_tensor(args[0], rows) || !to_tensor(args[1], place) || !to_tensor(args[2], ended) ||
@@ -1063,9 +1152,10 @@ __attribute__((optimize("fp-contract=off"))) PyObject* n_step(PyObject* const* a
       !counts.is_contiguous() || !ended.is_contiguous())
     return none();
   const int64_t capacity = rows.size(0), width = rows.size(1), lanes = counts.numel(), most = powers.numel();
+  TORCH_CHECK(lanes > 0 && capacity >= lanes && most > 0, "there are no lanes, rows or steps");
   const int64_t slots = capacity / lanes, m = place.numel();
-  for (const int64_t column : columns) TORCH_CHECK(column >= 0 && column <= width, "no column ", column);
-  TORCH_CHECK(ended.numel() == capacity && first <= end, "the columns do not fit");
+  for (const int64_t column : {reward, discount}) TORCH_CHECK(column >= 0 && column < width, "no column ", column);
+  TORCH_CHECK(ended.numel() == capacity && 0 <= first && first <= end && end <= width, "the columns do not fit");
   const auto* at = static_cast<const int64_t*>(place.const_data_ptr());
   const auto* count = static_cast<const int64_t*>(counts.const_data_ptr());
   const auto* stops = static_cast<const bool*>(ended.const_data_ptr());
@@ -1129,7 +1219,7 @@ void mean_step(float* __restrict p, float* __restrict m, float* __restrict v, co
 
 // a number that a Python object has now
 double attribute(PyObject* object, PyObject* name) {
-  PyObject* value = PyObject_GetAttr(object, name);
+  PyObject* value = PyObject_GenericGetAttr(object, name);  // which nobody notes: it is asked at every run
   const double x = value ? PyFloat_AsDouble(value) : -1.0;
   Py_XDECREF(value);
   if (PyErr_Occurred()) {
@@ -1137,6 +1227,12 @@ double attribute(PyObject* object, PyObject* name) {
     TORCH_CHECK(false, "an optimizer has numbers as its lr and scale");
   }
   return x;
+}
+
+// of an optimizer, as it is now
+double learning_rate(PyObject* optimizer) {
+  static PyObject *const LR = PyUnicode_InternFromString("lr"), *const SCALE = PyUnicode_InternFromString("scale");
+  return attribute(optimizer, LR) * attribute(optimizer, SCALE);
 }
 
 // What the factors of a step are
@@ -1159,7 +1255,6 @@ AdamNumbers adam_numbers(double lr, double step, double beta1, double beta2, dou
 // learning rate is what the optimizer has when a step is made.
 PyObject* adam(PyObject* const* args, Py_ssize_t n) {
   TORCH_CHECK(n == 11, "adam takes 11 arguments");
-  static PyObject *const LR = PyUnicode_InternFromString("lr"), *const SCALE = PyUnicode_InternFromString("scale");
   std::vector<Tensor> params, grads, means, squares;
   Tensor steps;
   if (!to_tensors(args[0], params) || !to_tensors(args[1], grads) || !to_tensors(args[2], means) ||
@@ -1185,7 +1280,7 @@ PyObject* adam(PyObject* const* args, Py_ssize_t n) {
   compute(
       [parts = std::move(parts), count = data(steps), optimizer = args[5], beta1 = numbers[0], beta2 = numbers[1],
        eps = numbers[2], decay = numbers[3], rectified = args[10] == Py_True] {
-        const double lr = attribute(optimizer, LR) * attribute(optimizer, SCALE), step = *count + 1.0;
+        const double lr = learning_rate(optimizer), step = *count + 1.0;
         *count = static_cast<float>(step);
         const AdamNumbers c = adam_numbers(lr, step, beta1, beta2, eps, decay, rectified);
         const auto step_of = c.correction == 0.f ? mean_step : decay == 0.0 ? adam_step<false> : adam_step<true>;
@@ -1199,6 +1294,36 @@ PyObject* adam(PyObject* const* args, Py_ssize_t n) {
   for (size_t i = 0; i < params.size(); ++i) {
     changed(params[i]);
     changed(means[i]);
+    changed(squares[i]);
+  }
+  Py_RETURN_TRUE;
+}
+
+// rmsprop(params, grads, squares, optimizer, decay, eps); the learning rate is what the optimizer has when a step is made
+PyObject* rmsprop(PyObject* const* args, Py_ssize_t n) {
+  TORCH_CHECK(n == 6, "rmsprop takes 6 arguments");
+  std::vector<Tensor> params, grads, squares;
+  if (!to_tensors(args[0], params) || !to_tensors(args[1], grads) || !to_tensors(args[2], squares)) return none();
+  if (!are_alike(params, grads) || !are_alike(squares, params)) return none();
+  const double decay = PyFloat_AsDouble(args[4]), eps = PyFloat_AsDouble(args[5]);
+  if (PyErr_Occurred()) return nullptr;
+  const at::NoGradGuard guard;
+  const float keep = static_cast<float>(decay), mix = static_cast<float>(1.0 - decay), floor = static_cast<float>(eps);
+  for (size_t i = 0; i < params.size(); ++i) {
+    grads[i] = grads[i].contiguous();
+    compute(
+        [=, count = params[i].numel(), p = data(params[i]), v = data(squares[i]), g = data(grads[i]),
+         optimizer = args[3]] {
+          const float size = static_cast<float>(learning_rate(optimizer));
+          float *__restrict to = p, *__restrict square = v;
+          const float* __restrict by = g;
+          for (int64_t j = 0; j < count; ++j) {
+            square[j] = keep * square[j] + mix * by[j] * by[j];
+            to[j] -= size * by[j] / (std::sqrt(square[j]) + floor);
+          }
+        },
+        params[i], squares[i], grads[i], args[3]);
+    changed(params[i]);
     changed(squares[i]);
   }
   Py_RETURN_TRUE;
@@ -1239,30 +1364,39 @@ Program* program_of(PyObject* capsule) {
   return program;
 }
 
-// The tensors of nested tuples, lists and dicts, and all else
-void take_apart(PyObject* x, std::vector<Tensor>& tensors, std::vector<PyObject*>& others) {
+// The tensors of nested tuples, NamedTuples, lists and dicts, and what they are besides. rlx/capturing.py has looked that
+// there is nothing else around tensors.
+void take_apart(PyObject* x, std::vector<Tensor>& tensors, Structure& structure) {
+  const auto enter = [&](Py_ssize_t n) {
+    structure.layout.push_back(n);
+    structure.others.push_back(reinterpret_cast<PyObject*>(Py_TYPE(x)));
+  };
   if (THPVariable_Check(x)) {
     tensors.push_back(THPVariable_Unpack(x));
+    structure.layout.push_back(Structure::TENSOR);
   } else if (PyTuple_Check(x)) {
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(x); ++i) take_apart(PyTuple_GET_ITEM(x, i), tensors, others);
-  } else if (PyList_Check(x)) {
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(x); ++i) take_apart(PyList_GET_ITEM(x, i), tensors, others);
-  } else if (PyDict_Check(x)) {
+    enter(PyTuple_GET_SIZE(x));
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(x); ++i) take_apart(PyTuple_GET_ITEM(x, i), tensors, structure);
+  } else if (PyList_CheckExact(x)) {
+    enter(PyList_GET_SIZE(x));
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(x); ++i) take_apart(PyList_GET_ITEM(x, i), tensors, structure);
+  } else if (PyDict_CheckExact(x)) {
+    enter(PyDict_GET_SIZE(x));
     PyObject *key, *value;
-    for (Py_ssize_t at = 0; PyDict_Next(x, &at, &key, &value);) take_apart(value, tensors, others);
+    for (Py_ssize_t at = 0; PyDict_Next(x, &at, &key, &value);) {
+      structure.others.push_back(key);
+      take_apart(value, tensors, structure);
+    }
   } else {
-    others.push_back(x);
+    structure.layout.push_back(Structure::OTHER);
+    structure.others.push_back(x);
   }
 }
 
-void values_of(PyObject* dict, std::vector<PyObject*>& to) {
-  PyObject *key, *value;
-  for (Py_ssize_t at = 0; PyDict_Next(dict, &at, &key, &value);) to.push_back(value);
-}
-
-// The same structure of other tensors; null with an error set where it is of a kind that is not known here
+// The same structure of other tensors; null with an error set where it cannot be made
 template <class Next>
 PyObject* put_together(PyObject* x, Next&& next) {
+  static PyObject* const MAKE = PyUnicode_InternFromString("_make");
   if (THPVariable_Check(x)) return THPVariable_Wrap(next());
   if (PyTuple_Check(x)) {
     const Py_ssize_t n = PyTuple_GET_SIZE(x);
@@ -1273,9 +1407,19 @@ PyObject* put_together(PyObject* x, Next&& next) {
       PyTuple_SET_ITEM(parts, i, part);
     }
     if (PyTuple_CheckExact(x)) return parts;
-    PyObject* named = PyObject_CallObject(reinterpret_cast<PyObject*>(Py_TYPE(x)), parts);  // a NamedTuple
+    PyObject* named = PyObject_CallMethodOneArg(reinterpret_cast<PyObject*>(Py_TYPE(x)), MAKE, parts);  // a NamedTuple
     Py_DECREF(parts);
     return named;
+  }
+  if (PyList_CheckExact(x)) {
+    const Py_ssize_t n = PyList_GET_SIZE(x);
+    PyObject* parts = PyList_New(n);
+    for (Py_ssize_t i = 0; i < n; ++i) {
+      PyObject* part = put_together(PyList_GET_ITEM(x, i), next);
+      if (!part) return Py_DECREF(parts), nullptr;
+      PyList_SET_ITEM(parts, i, part);
+    }
+    return parts;
   }
   if (PyDict_CheckExact(x)) {
     PyObject *parts = PyDict_New(), *key, *value;
@@ -1289,20 +1433,16 @@ PyObject* put_together(PyObject* x, Next&& next) {
   return Py_NewRef(x);
 }
 
-// begin(args, numbers) -> program, args: notes what is computed from now on, with the arguments returned, and while the
-// values of the dict of numbers stay what they are
+// begin(args) -> program, args: notes what is computed from now on, with the arguments returned
 PyObject* begin(PyObject* const* args, Py_ssize_t n) {
-  TORCH_CHECK(n == 2 && !capturing, "begin takes 2 arguments, and one program is captured at a time");
+  TORCH_CHECK(n == 1 && !capturing, "begin takes 1 argument, and one program is captured at a time");
   std::vector<Tensor> given;
-  std::vector<PyObject*> others;
-  take_apart(args[0], given, others);
-  values_of(args[1], others);
-  for (const auto& t : given)
-    if (!t.device().is_cpu() || t.layout() != at::kStrided || t.is_neg() || t.requires_grad()) return none();
   auto program = std::make_unique<Program>();
+  take_apart(args[0], given, program->structure);
+  for (PyObject* object : program->structure.others) program->keep(object);
+  for (const auto& t : given)
+    if (!can_be_input(t)) return none();
   program->take_inputs(given);
-  program->form = others;
-  for (PyObject* object : others) program->keep(object);
   PyObject* inputs = put_together(args[0], [&, i = size_t(0)]() mutable { return program->inputs[i++]; });
   if (!inputs) return nullptr;
   capturing = program.release();
@@ -1341,13 +1481,14 @@ PyObject* abandon(PyObject* const*, Py_ssize_t) {
   Py_RETURN_NONE;
 }
 
-// end(result) -> a copy of it, and the end of a program that gives it
+// end(result, reads, own) -> a copy of the result, and the end of a program that gives it, while what was read (see
+// Program::watch) is as it is now
 PyObject* end(PyObject* const* args, Py_ssize_t n) {
-  TORCH_CHECK(n == 1 && capturing, "end takes 1 argument, while a program is captured");
+  TORCH_CHECK(n == 3 && capturing, "end takes 3 arguments, while a program is captured");
   Program* program = std::exchange(capturing, nullptr);
   std::vector<Tensor> outputs;
-  std::vector<PyObject*> others;
-  take_apart(args[0], outputs, others);
+  Structure structure;  // that of the result, which nobody compares
+  take_apart(args[0], outputs, structure);
   for (const auto& t : outputs) {
     program->outputs.push_back(without_history(t));
     program->dense.push_back(t.is_non_overlapping_and_dense());
@@ -1356,22 +1497,25 @@ PyObject* end(PyObject* const* args, Py_ssize_t n) {
   program->result = put_together(args[0], [&, i = size_t(0)]() mutable { return made.outputs[i++]; });
   if (!program->result) return nullptr;
   program->objects.push_back(program->result);
+  program->watch(args[1], args[2]);
   return result_of(made);
 }
 
-// run(program, args, numbers) -> what the captured method would return; NotImplemented where the arguments are of another
-// kind, or the numbers have changed
+// run(program, args, own) -> what the captured method would return; NotImplemented where the arguments are of another
+// kind, or what it read has changed, or it is part of what is captured now; `own` are the attributes of the learner
 PyObject* run(PyObject* const* args, Py_ssize_t n) {
-  TORCH_CHECK(n == 3 && !capturing, "run takes 3 arguments");
+  TORCH_CHECK(n == 3, "run takes 3 arguments");
+  if (capturing) Py_RETURN_NOTIMPLEMENTED;
   Program* program = program_of(args[0]);
   static thread_local std::vector<Tensor> given;
-  static thread_local std::vector<PyObject*> others;
+  static thread_local Structure structure;
   given.clear();
-  others.clear();
-  take_apart(args[1], given, others);
-  values_of(args[2], others);
-  if (!program->fits(given) || !program->is_of_form(others)) Py_RETURN_NOTIMPLEMENTED;
-  program->copy_in(given);
+  structure.clear();
+  take_apart(args[1], given, structure);
+  const bool fits = program->fits(given) && structure == program->structure && program->still_holds(args[2]);
+  if (fits) program->copy_in(given);
+  given.clear();
+  if (!fits) Py_RETURN_NOTIMPLEMENTED;
   program->run();
   return result_of(*program);
 }
@@ -1389,20 +1533,21 @@ PyMethodDef method(const char* name) {
 }
 
 PyMethodDef methods[] = {
-    method<mlp>("mlp"),
-    method<squashed>("squashed"),
-    method<critic_loss>("critic_loss"),
-    method<soft_actor_loss>("soft_actor_loss"),
-    method<td_target>("td_target"),
-    method<batched>("batched"),
-    method<record>("record"),
+    method<unless_traced<mlp>>("mlp"),
+    method<unless_traced<squashed>>("squashed"),
+    method<unless_traced<critic_loss>>("critic_loss"),
+    method<unless_traced<soft_actor_loss>>("soft_actor_loss"),
+    method<unless_traced<td_target>>("td_target"),
+    method<unless_traced<batched>>("batched"),
+    method<unless_traced<record>>("record"),
     method<go_back>("go_back"),
-    method<chosen>("chosen"),
+    method<unless_traced<chosen>>("chosen"),
     method<chosen_back>("chosen_back"),
-    method<huber>("huber"),
-    method<clip>("clip"),
-    method<adam>("adam"),
-    method<follow>("follow"),
+    method<unless_traced<huber>>("huber"),
+    method<unless_traced<clip>>("clip"),
+    method<unless_traced<adam>>("adam"),
+    method<unless_traced<rmsprop>>("rmsprop"),
+    method<unless_traced<follow>>("follow"),
     method<n_step>("n_step"),
     method<set_again>("set_again"),
     method<begin>("begin"),

@@ -7,6 +7,12 @@
 
 #include <ATen/Parallel.h>
 
+#if defined(__AVX__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -27,24 +33,65 @@ constexpr int TALL = 6, TALLEST = 12;  // rows of a tile; of a tile one vector w
 constexpr int PANEL = W * WIDEST;
 
 typedef float vec __attribute__((vector_size(W * 4), aligned(4), may_alias));
+typedef float reg __attribute__((vector_size(W * 4)));  // of a value that stays in a register
 typedef int32_t ivec __attribute__((vector_size(W * 4), aligned(4), may_alias));
 
 inline vec load(const float* x) { return *reinterpret_cast<const vec*>(x); }
 inline void store(float* x, vec v) { *reinterpret_cast<vec*>(x) = v; }
 inline vec all(float x) { return x - vec{}; }
 
+// x * y + z, rounded once where the CPU can. Compilers are told not to do that by themselves (-ffp-contract=off): one
+// would in some copies of a loop and not in others, whose results would then differ.
+inline vec mul_add(vec x, vec y, vec z) {
+#if defined(__AVX512F__)
+  return (vec)_mm512_fmadd_ps((__m512)x, (__m512)y, (__m512)z);
+#elif defined(__AVX__) && defined(__FMA__)
+  return (vec)_mm256_fmadd_ps((__m256)x, (__m256)y, (__m256)z);
+#elif defined(__aarch64__)
+  return (vec)vfmaq_f32((float32x4_t)z, (float32x4_t)x, (float32x4_t)y);
+#else
+  return x * y + z;
+#endif
+}
+inline vec mul_add(vec x, vec y, float z) { return mul_add(x, y, all(z)); }
+
+// the first n numbers of a vector, if it has more; memory behind them is not touched
 inline vec load_some(const float* x, int64_t n) {
   if (n >= W) return load(x);
+#if defined(__AVX512F__)
+  return (vec)_mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << n) - 1), x);
+#elif defined(__AVX2__)
+  const __m256i number = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  return (vec)_mm256_maskload_ps(x, _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n)), number));
+#else
   float some[W] = {};
   std::memcpy(some, x, n * sizeof(float));
   return load(some);
+#endif
 }
 
 inline void store_some(float* x, vec v, int64_t n) {
   if (n >= W) return store(x, v);
+#if defined(__AVX512F__)
+  _mm512_mask_storeu_ps(x, static_cast<__mmask16>((1u << n) - 1), (__m512)v);
+#elif defined(__AVX2__)  // half by half: stores with a mask are slow on some CPUs
+  __m128 part = _mm256_castps256_ps128((__m256)v);
+  if (n & 4) {
+    _mm_storeu_ps(x, part);
+    part = _mm256_extractf128_ps((__m256)v, 1);
+    x += 4;
+  }
+  if (n & 2) {
+    _mm_storel_pi(reinterpret_cast<__m64*>(x), part);
+    part = _mm_movehl_ps(part, part);
+    x += 2;
+  }
+  if (n & 1) _mm_store_ss(x, part);
+#else
   float some[W];
   store(some, v);
   std::memcpy(x, some, n * sizeof(float));
+#endif
 }
 
 // -- functions of a vector; within two units in the last place, but for `log1p`, which is to be added to something
@@ -53,15 +100,15 @@ inline vec exp(vec x) {
   const vec low = all(-87.33654f), high = all(88.37626f), magic = all(12582912.f);
   x = x < low ? low : x;
   x = x > high ? high : x;  // nan stays
-  const vec n = (x * 1.44269504f + magic) - magic;
-  x = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  const vec n = mul_add(x, all(1.44269504f), magic) - magic;
+  x = mul_add(n, all(2.12194440e-4f), mul_add(n, all(-0.693359375f), x));
   vec y = all(1.9875691500e-4f);
-  y = y * x + 1.3981999507e-3f;
-  y = y * x + 8.3334519073e-3f;
-  y = y * x + 4.1665795894e-2f;
-  y = y * x + 1.6666665459e-1f;
-  y = y * x + 5.0000001201e-1f;
-  y = y * x * x + x + 1.f;
+  y = mul_add(y, x, 1.3981999507e-3f);
+  y = mul_add(y, x, 8.3334519073e-3f);
+  y = mul_add(y, x, 4.1665795894e-2f);
+  y = mul_add(y, x, 1.6666665459e-1f);
+  y = mul_add(y, x, 5.0000001201e-1f);
+  y = mul_add(y * x, x, x) + 1.f;
   const ivec power = (__builtin_convertvector(n, ivec) + 127) << 23;
   return y * reinterpret_cast<const vec&>(power);
 }
@@ -71,36 +118,62 @@ inline vec abs(vec x) { return x < 0.f ? -x : x; }
 inline vec tanh(vec x) {
   const vec size = abs(x), z = x * x;
   vec y = all(-5.70498872745e-3f);
-  y = y * z + 2.06390887954e-2f;
-  y = y * z - 5.37397155531e-2f;
-  y = y * z + 1.33314422036e-1f;
-  y = y * z - 3.33332819422e-1f;
-  y = y * z * x + x;
+  y = mul_add(y, z, 2.06390887954e-2f);
+  y = mul_add(y, z, -5.37397155531e-2f);
+  y = mul_add(y, z, 1.33314422036e-1f);
+  y = mul_add(y, z, -3.33332819422e-1f);
+  y = mul_add(y * z, x, x);
   const vec large = 1.f - 2.f / (exp(2.f * size) + 1.f);
   return size < 0.625f ? y : (x < 0.f ? -large : large);
 }
 
 inline vec expm1(vec x) {  // of x <= 0
   const vec t = tanh(0.5f * x);
-  return x > -17.f ? 2.f * t / (1.f - t) : all(-1.f);
+  return x < -17.f ? all(-1.f) : 2.f * t / (1.f - t);  // nan stays
 }
 
 inline vec log1p(vec e) {  // of 0 <= e <= 1: 2 atanh(e / (2 + e))
   const vec z = e / (e + 2.f), s = z * z;
   vec y = all(1.f / 15.f);
-  for (int n = 13; n > 1; n -= 2) y = y * s + 1.f / n;
-  return 2.f * (y * s * z + z);
+  for (int n = 13; n > 1; n -= 2) y = mul_add(y, s, 1.f / n);
+  return 2.f * mul_add(y * s, z, z);
+}
+
+// The standard normal distribution: below x, and its density there. erfc by 7.1.26 of Abramowitz & Stegun (1964), which is
+// right to 1.5e-7.
+struct Normal {
+  vec below, density;
+  explicit Normal(vec x) {
+    const vec bell = exp(-0.5f * x * x), t = 1.f / (1.f + (0.3275911f * 0.70710678f) * abs(x));
+    vec y = all(1.061405429f);
+    y = mul_add(y, t, -1.453152027f);
+    y = mul_add(y, t, 1.421413741f);
+    y = mul_add(y, t, -0.284496736f);
+    y = mul_add(y, t, 0.254829592f);
+    const vec tail = 0.5f * y * t * bell;
+    below = x < 0.f ? tail : 1.f - tail;  // nan stays
+    density = abs(x) > 14.f ? vec{} : 0.39894228f * bell;  // `exp` does not go down to zero
+  }
+};
+
+// not inlined, so that loops over cheaper activations stay small
+__attribute__((noinline)) inline vec gelu(vec x) { return x * Normal(x).below; }
+
+__attribute__((noinline)) inline vec slope_of_gelu(vec x) {
+  const Normal normal(x);
+  return normal.below + x * normal.density;
 }
 
 // -- what happens to a product before it leaves the cache
 
-enum Activation { RELU, TANH, ELU, NONE };
+enum Activation { RELU, TANH, ELU, GELU, NONE };
 
 struct After {
   enum { NOTHING, ACTIVATE, SLOPE } kind = NOTHING;
   Activation activation = NONE;
   const float* row = nullptr;   // ACTIVATE: the bias [n]
-  const float* y = nullptr;     // SLOPE: outputs of the activation [m, n]
+  float* before = nullptr;      // ACTIVATE: where inputs of the activation are kept [m, n]
+  const float* y = nullptr;     // SLOPE: outputs of the activation [m, n]; of GELU, its inputs
   const float* mask = nullptr;  // of dropout [m, n]: zeros and 1 / keep
   float keep = 1.f;
 };
@@ -109,62 +182,118 @@ inline vec activated(vec x, Activation kind) {
   if (kind == RELU) return x < 0.f ? vec{} : x;  // nan stays
   if (kind == TANH) return tanh(x);
   if (kind == ELU) return x > 0.f ? x : expm1(x);
+  if (kind == GELU) return gelu(x);
   return x;
 }
 
 inline vec slope(vec grad, vec y, Activation kind) {
-  if (kind == RELU) return y > 0.f ? grad : vec{};
+  if (kind == RELU) return y <= 0.f ? vec{} : grad;  // as in torch, the gradient passes where y is nan
   if (kind == TANH) return grad * (1.f - y * y);
   if (kind == ELU) return y > 0.f ? grad : grad * (y + 1.f);
+  if (kind == GELU) return grad * slope_of_gelu(y);
   return grad;
+}
+
+// one activation at a time, so that the loop over vectors does not ask which it is
+template <Activation ACTIVATION, bool FORWARD>
+void finish_as(const After& after, float* c, int64_t ldc, int64_t rows, int64_t cols, int64_t row, int64_t col,
+               int64_t width) {
+  const float *outputs = after.y, *mask = after.mask;  // which the compiler would look up again after each store
+  float* before = after.before;
+  const float keep = after.keep;
+  const auto column = [&](int64_t j, auto n) __attribute__((always_inline)) {  // of vectors
+    const vec bias = FORWARD ? load_some(after.row + col + j, n) : vec{};
+    int64_t at = row * width + col + j;
+    float* to = c + j;
+    for (int64_t i = 0; i < rows; ++i, at += width, to += ldc) {
+      vec x = load_some(to, n);
+      if (FORWARD) {
+        x += bias;
+        if (before) store_some(before + at, x, n);
+        x = activated(x, ACTIVATION);
+        if (mask) x *= load_some(mask + at, n);
+      } else {
+        vec y = load_some(outputs + at, n);
+        if (mask) {
+          x *= load_some(mask + at, n);
+          if (ACTIVATION != GELU) y *= keep;
+        }
+        x = slope(x, y, ACTIVATION);
+      }
+      store_some(to, x, n);
+    }
+  };
+  int64_t j = 0;
+  for (; j + W <= cols; j += W) column(j, std::integral_constant<int64_t, W>());
+  if (j < cols) column(j, cols - j);
 }
 
 inline void finish(const After& after, float* c, int64_t ldc, int64_t rows, int64_t cols, int64_t row, int64_t col,
                    int64_t width) {
   if (after.kind == After::NOTHING) return;
-  for (int64_t i = 0; i < rows; ++i) {
-    const int64_t at = (row + i) * width + col;
-    for (int64_t j = 0; j < cols; j += W) {
-      const int64_t n = cols - j;
-      vec x = load_some(c + i * ldc + j, n);
-      if (after.kind == After::ACTIVATE) {
-        x = activated(x + load_some(after.row + col + j, n), after.activation);
-        if (after.mask) x *= load_some(after.mask + at + j, n);
-      } else {
-        vec y = load_some(after.y + at + j, n);
-        if (after.mask) {
-          x *= load_some(after.mask + at + j, n);
-          y *= after.keep;
-        }
-        x = slope(x, y, after.activation);
-      }
-      store_some(c + i * ldc + j, x, n);
-    }
-  }
+  constexpr decltype(&finish_as<NONE, true>) KINDS[][2] = {
+      {finish_as<RELU, false>, finish_as<RELU, true>}, {finish_as<TANH, false>, finish_as<TANH, true>},
+      {finish_as<ELU, false>, finish_as<ELU, true>},   {finish_as<GELU, false>, finish_as<GELU, true>},
+      {finish_as<NONE, false>, finish_as<NONE, true>}};
+  KINDS[after.activation][after.kind == After::ACTIVATE](after, c, ldc, rows, cols, row, col, width);
 }
 
 // -- products
 
+// f(0), f(1), ..., f(N - 1), with numbers that the compiler knows from the start: else it keeps arrays in memory
+template <int N, class F>
+[[gnu::always_inline]] inline void unrolled(F f) {
+  [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
+    (f(std::integral_constant<int, I>()), ...);
+  }(std::make_integer_sequence<int, N>());
+}
+
+// What a tile does with its sums while they are in registers, where that is little
+struct Ending {
+  const float* bias = nullptr;     // added, if there is one
+  bool relu = false;               // after that
+  const float* outputs = nullptr;  // of a relu, as far apart as those of c: its slope, if there are any
+};
+
 // c [M, cols] = a [M, k] b [k, V * W]; element (i, j) of a lies at i * down + j * right
 template <int M, int V>
 void tile(const float* a, int64_t down, int64_t right, const float* b, int64_t ldb, float* c, int64_t ldc, int64_t k,
-          int64_t cols, bool add) {
-  vec sum[M][V];
-  for (int i = 0; i < M; ++i)
-    for (int j = 0; j < V; ++j) sum[i][j] = add ? load_some(c + i * ldc + j * W, cols - j * W) : vec{};
+          int64_t cols, bool add, const Ending& ending) {
+  const auto width = [&](int j) __attribute__((always_inline)) { return j < V - 1 ? W : cols - j * W; };
+  reg sum[M * V];
+  unrolled<M * V>([&](auto n) __attribute__((always_inline)) {
+    constexpr int i = n / V, j = n % V;
+    sum[n] = add ? load_some(c + i * ldc + j * W, width(j)) : vec{};
+  });
   for (int64_t l = 0; l < k; ++l) {
-    vec row[V];
-    for (int j = 0; j < V; ++j) row[j] = load(b + l * ldb + j * W);
-    for (int i = 0; i < M; ++i) {
-      const float x = a[i * down + l * right];
-      for (int j = 0; j < V; ++j) sum[i][j] += x * row[j];
-    }
+    reg row[V];
+    unrolled<V>([&](auto j) __attribute__((always_inline)) { row[j] = load(b + l * ldb + j * W); });
+    unrolled<M>([&](auto i) __attribute__((always_inline)) {
+      const reg x = all(a[i * down + l * right]);
+      unrolled<V>([&](auto j) __attribute__((always_inline)) { sum[i * V + j] = mul_add(x, row[j], sum[i * V + j]); });
+    });
   }
-  for (int i = 0; i < M; ++i)
-    for (int j = 0; j < V; ++j) store_some(c + i * ldc + j * W, sum[i][j], cols - j * W);
+  if (ending.bias) {
+    unrolled<V>([&](auto j) __attribute__((always_inline)) {
+      const reg row = load_some(ending.bias + j * W, width(j));
+      unrolled<M>([&](auto i) __attribute__((always_inline)) { sum[i * V + j] += row; });
+    });
+    if (ending.relu)
+      unrolled<M * V>([&](auto n) __attribute__((always_inline)) { sum[n] = activated(sum[n], RELU); });
+  } else if (ending.outputs) {
+    unrolled<M * V>([&](auto n) __attribute__((always_inline)) {
+      constexpr int i = n / V, j = n % V;
+      sum[n] = slope(sum[n], load_some(ending.outputs + i * ldc + j * W, width(j)), RELU);
+    });
+  }
+  unrolled<M * V>([&](auto n) __attribute__((always_inline)) {
+    constexpr int i = n / V, j = n % V;
+    store_some(c + i * ldc + j * W, sum[n], width(j));
+  });
 }
 
-using Tile = void (*)(const float*, int64_t, int64_t, const float*, int64_t, float*, int64_t, int64_t, int64_t, bool);
+using Tile = void (*)(const float*, int64_t, int64_t, const float*, int64_t, float*, int64_t, int64_t, int64_t, bool,
+                      const Ending&);
 
 template <int V, int... M>
 constexpr Tile tile_of(int64_t rows, std::integer_sequence<int, M...>) {
@@ -236,6 +365,8 @@ constexpr int64_t FAR = 512;  // rows of b that lie further apart fall into the 
 
 inline void product(int64_t m, int64_t n, int64_t k, const float* a, int64_t down, int64_t right, const float* b,
                     int64_t ldb, bool transposed, float* c, int64_t ldc, bool add = false, const After& after = {}) {
+  const bool forward = after.kind == After::ACTIVATE, relu = after.activation == RELU;
+  const bool simple = (relu || (forward && after.activation == NONE)) && !after.before && !after.mask && ldc == n;
   for (int64_t col = 0; col < n; col += PANEL) {
     const int64_t cols = std::min<int64_t>(PANEL, n - col), vectors = (cols + W - 1) / W;
     const float* panel = b + col;
@@ -250,8 +381,11 @@ inline void product(int64_t m, int64_t n, int64_t k, const float* a, int64_t dow
       const int64_t left = m - row;
       const int64_t rows = vectors == 1 && left >= TALLEST ? TALLEST : std::min<int64_t>(TALL, left);
       float* at = c + row * ldc + col;
-      choose(rows, vectors)(a + row * down, down, right, panel, ldp, at, ldc, k, cols, add);
-      finish(after, at, ldc, rows, cols, row, col, n);
+      Ending ending;
+      if (simple && forward) ending = {after.row + col, relu};
+      if (simple && after.kind == After::SLOPE) ending.outputs = after.y + row * n + col;
+      choose(rows, vectors)(a + row * down, down, right, panel, ldp, at, ldc, k, cols, add, ending);
+      if (!simple) finish(after, at, ldc, rows, cols, row, col, n);
       row += rows;
     }
   }
@@ -261,8 +395,8 @@ inline float dot(const float* x, const float* y, int64_t n) {
   vec sums[4] = {};
   int64_t i = 0;
   for (; i + 4 * W <= n; i += 4 * W)
-    for (int j = 0; j < 4; ++j) sums[j] += load(x + i + j * W) * load(y + i + j * W);
-  for (; i < n; i += W) sums[0] += load_some(x + i, n - i) * load_some(y + i, n - i);
+    for (int j = 0; j < 4; ++j) sums[j] = mul_add(load(x + i + j * W), load(y + i + j * W), sums[j]);
+  for (; i < n; i += W) sums[0] = mul_add(load_some(x + i, n - i), load_some(y + i, n - i), sums[0]);
   const vec sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
   float total = 0.f;
   for (int j = 0; j < W; ++j) total += sum[j];
@@ -275,7 +409,7 @@ inline void column_sums(const float* x, const float* y, int64_t rows, int64_t n,
     vec sum = {};
     for (int64_t i = 0; i < rows; ++i) {
       const vec v = load_some(x + i * n + j, n - j);
-      sum += y ? v * load_some(y + i * n + j, n - j) : v;
+      sum = y ? mul_add(v, load_some(y + i * n + j, n - j), sum) : sum + v;
     }
     store_some(to + j, sum, n - j);
   }

@@ -1,6 +1,6 @@
 // Captured updates. While one is captured, everything that computes is noted together with the memory it reads and
-// writes; from then on the same steps run on the same memory, without Python, autograd or allocation. What they compute
-// is what the operations computed one by one, to the bit.
+// writes; from then on the same steps run on the same memory, without Python or autograd. What they compute is what the
+// operations computed one by one, to the bit.
 //
 // Native nodes note themselves (`compute`); operations of torch are noted by a dispatch mode (rlx/capturing.py).
 
@@ -8,6 +8,7 @@
 
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/ops/empty_strided.h>
@@ -17,6 +18,7 @@
 #include <torch/csrc/Layout.h>
 #include <torch/csrc/MemoryFormat.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -45,13 +47,97 @@ inline bool is_same_shape(const Tensor& a, const Tensor& b) {
   return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() && a.strides() == b.strides();
 }
 
+// Can its memory be copied to where a program reads it? Gradients do not go back into the arguments.
+inline bool can_be_input(const Tensor& t) {
+  return t.layout() == at::kStrided && t.device().is_cpu() && !t.is_neg() && !t.is_conj() && !t.requires_grad();
+}
+
+// What arguments are besides the tensors in them
+struct Structure {
+  std::vector<int64_t> layout;    // in their order: the size of a tuple, list or dict, or one of the two below
+  std::vector<PyObject*> others;  // types of containers, keys of dicts, and what is no container
+  static constexpr int64_t TENSOR = -1, OTHER = -2;
+
+  bool operator==(const Structure& other) const {
+    if (layout != other.layout || others.size() != other.others.size()) return false;
+    for (size_t i = 0; i < others.size(); ++i) {
+      if (others[i] == other.others[i]) continue;
+      if (Py_TYPE(others[i]) != Py_TYPE(other.others[i])) return false;
+      const int same = PyObject_RichCompareBool(others[i], other.others[i], Py_EQ);
+      if (same < 0) PyErr_Clear();
+      if (same != 1) return false;
+    }
+    return true;
+  }
+  void clear() {
+    layout.clear();
+    others.clear();
+  }
+};
+
+// Where the numbers of a tensor lie now; null of what is no tensor
+inline const void* place_of(PyObject* x) {
+  if (!THPVariable_Check(x)) return nullptr;
+  const Tensor& t = THPVariable_Unpack(x);
+  if (!t.has_storage()) return nullptr;
+  const auto* start = static_cast<const char*>(t.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get());
+  return start + t.storage_offset() * static_cast<int64_t>(t.itemsize());
+}
+
+// Calls f with what is in nested tuples, lists and dicts, until it says false
+template <class F>
+bool for_each_in(PyObject* x, const F& f, int depth = 0) {
+  if (depth < 4 && (PyTuple_Check(x) || PyList_Check(x))) {
+    const Py_ssize_t n = PySequence_Fast_GET_SIZE(x);
+    for (Py_ssize_t i = 0; i < n; ++i)
+      if (!for_each_in(PySequence_Fast_GET_ITEM(x, i), f, depth + 1)) return false;
+    return true;
+  }
+  if (depth < 4 && PyDict_Check(x)) {
+    PyObject *key, *value;
+    for (Py_ssize_t at = 0; PyDict_Next(x, &at, &key, &value);)
+      if (!for_each_in(value, f, depth + 1)) return false;
+    return true;
+  }
+  return f(x);
+}
+
+// An attribute that the captured method read
+struct Attribute {
+  PyObject *places, *name;  // a dict, null for that of the learner, and a key
+  std::vector<std::pair<PyObject*, const void*>> found;  // what was there, and where its numbers lay
+
+  bool is_as_it_was(PyObject* own) const {
+    PyObject* now = PyDict_GetItemWithError(places ? places : own, name);
+    if (!now) return PyErr_Clear(), false;
+    size_t i = 0;
+    const auto same = [&](PyObject* x) {
+      if (i == found.size()) return false;
+      const auto& [before, place] = found[i++];
+      if (x == before) return place_of(x) == place;
+      const bool plain = PyFloat_CheckExact(x) || PyLong_CheckExact(x) || PyUnicode_CheckExact(x);
+      return plain && Py_TYPE(x) == Py_TYPE(before) && PyObject_RichCompareBool(x, before, Py_EQ) == 1;
+    };
+    return for_each_in(now, same) && i == found.size();
+  }
+};
+
+// How operations are carried out at the moment
+struct Mode {
+  bool gradients = at::GradMode::is_enabled(), autocast = at::autocast::is_autocast_enabled(at::kCPU);
+  bool operator==(const Mode&) const = default;
+};
+
 struct Program {
   std::vector<std::function<void()>> steps;
-  std::vector<c10::Storage> memory;  // that the steps use
-  std::vector<PyObject*> objects;    // that the steps ask
+  std::vector<std::pair<c10::Storage, const void*>> memory;  // that the steps use, and where it lies
+  std::vector<Tensor> written;                               // by the steps
+  std::vector<Attribute> attributes;
+  std::vector<PyObject*> objects;  // that all of this refers to
   std::vector<Tensor> inputs, outputs;
-  std::vector<PyObject*> form;  // the arguments that are not tensors
-  PyObject* result = nullptr;   // what the captured method returned, of `outputs`
+  Mode mode;
+  Structure structure;         // of the arguments
+  PyObject* result = nullptr;  // what the captured method returned, of `outputs`
   std::vector<bool> dense;      // outputs without gaps
   struct Block {
     int64_t first = 0;  // the input that lies first in it
@@ -67,12 +153,44 @@ struct Program {
   }
 
   void keep(const Tensor& t) {
-    if (t.defined() && t.has_storage()) memory.push_back(t.storage());
+    if (t.defined() && t.has_storage()) memory.emplace_back(t.storage(), t.storage().data());
   }
   void keep(const std::vector<Tensor>& tensors) {
     for (const auto& t : tensors) keep(t);
   }
   void keep(PyObject* object) { objects.push_back(Py_NewRef(object)); }
+
+  // `reads`: pairs of a dict, or None for that of the learner, and a key
+  void watch(PyObject* reads, PyObject* own) {
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(reads); ++i) {
+      PyObject *pair = PyList_GET_ITEM(reads, i), *places = PyTuple_GET_ITEM(pair, 0), *name = PyTuple_GET_ITEM(pair, 1);
+      Attribute read{places == Py_None ? nullptr : places, name, {}};
+      PyObject* now = PyDict_GetItemWithError(read.places ? places : own, name);
+      TORCH_CHECK(now, "what was read is gone");
+      keep(places);
+      keep(name);
+      for_each_in(now, [&](PyObject* x) {
+        keep(x);
+        read.found.emplace_back(x, place_of(x));
+        return true;
+      });
+      attributes.push_back(std::move(read));
+    }
+    const auto less = [](const auto& a, const auto& b) { return a.second < b.second; };
+    const auto same = [](const auto& a, const auto& b) { return a.second == b.second; };
+    std::sort(memory.begin(), memory.end(), less);
+    memory.erase(std::unique(memory.begin(), memory.end(), same), memory.end());
+  }
+
+  // Is everything that it works on where it was?
+  bool still_holds(PyObject* own) const {
+    if (!(Mode() == mode)) return false;
+    for (const auto& [storage, place] : memory)
+      if (storage.data() != place) return false;
+    for (const auto& attribute : attributes)
+      if (!attribute.is_as_it_was(own)) return false;
+    return true;
+  }
 
   // Memory of its own for the inputs, which lies as theirs does: in the same order, with the same gaps
   void take_inputs(const std::vector<Tensor>& given) {
@@ -92,9 +210,10 @@ struct Program {
       wanted[at] += t.numel() * static_cast<int64_t>(t.itemsize());
       block_of.push_back(at);
     }
-    for (size_t i = 0; i < given.size(); ++i) {  // far apart: each for itself
+    for (size_t i = 0; i < given.size(); ++i) {  // far apart, or of another type: each for itself
       const int64_t b = block_of[i], bytes = Extent(given[i]).bytes;
-      if (range[b].second - range[b].first <= 2 * wanted[b]) continue;
+      const bool aligned = (address(given[i]) - range[b].first) % static_cast<int64_t>(given[i].itemsize()) == 0;
+      if (aligned && range[b].second - range[b].first <= 2 * wanted[b]) continue;
       block_of[i] = static_cast<int64_t>(range.size());
       range.emplace_back(address(given[i]), address(given[i]) + bytes);
       wanted.push_back(bytes);
@@ -125,20 +244,10 @@ struct Program {
     if (given.size() != inputs.size()) return false;
     for (size_t i = 0; i < given.size(); ++i) {
       const Block& block = blocks[block_of[i]];
-      if (!is_same_shape(given[i], inputs[i]) || !given[i].device().is_cpu() || given[i].is_neg() ||
+      const bool is_plain = given[i].key_set() == inputs[i].key_set() && !given[i].requires_grad();
+      if (!(is_plain || can_be_input(given[i])) || !is_same_shape(given[i], inputs[i]) ||
           address(given[i]) != address(given[block.first]) + place_in_it[i])
         return false;
-    }
-    return true;
-  }
-
-  bool is_of_form(const std::vector<PyObject*>& others) const {
-    if (others.size() != form.size()) return false;
-    for (size_t i = 0; i < form.size(); ++i) {
-      if (others[i] == form[i]) continue;
-      const int same = PyObject_RichCompareBool(others[i], form[i], Py_EQ);
-      if (same < 0) PyErr_Clear();
-      if (same != 1 || Py_TYPE(others[i]) != Py_TYPE(form[i])) return false;
     }
     return true;
   }
@@ -151,34 +260,27 @@ struct Program {
   void run() {
     const at::AutoDispatchBelowADInplaceOrView guard;
     for (const auto& step : steps) step();
+    for (const auto& t : written) t.unsafeGetTensorImpl()->bump_version();
   }
 
   Tensor output(size_t i) const {
     const Tensor& t = outputs[i];
+    if (!dense[i]) return t.clone();
     Tensor fresh = at::empty_strided(t.sizes(), t.strides(), t.options());
-    if (dense[i])
-      std::memcpy(address(fresh), address(t), t.nbytes());
-    else
-      fresh.copy_(t);
+    std::memcpy(address(fresh), address(t), t.nbytes());
     return fresh;
   }
 };
 
 inline thread_local Program* capturing = nullptr;
 
-// One body of machine code for a step, however it is called: two would not have to round alike
-template <class F>
-__attribute__((noinline, noclone)) void carry_out(F& f) {
-  f();
-}
-
 // Does it now and, where an update is captured, at each of its runs; `used` is the memory that it needs
 template <class F, class... Used>
 void compute(F f, const Used&... used) {
-  carry_out(f);
+  f();
   if (!capturing) return;
   (capturing->keep(used), ...);
-  capturing->steps.emplace_back([f = std::move(f)]() mutable { carry_out(f); });
+  capturing->steps.emplace_back(std::move(f));
 }
 
 // -- operations of torch
@@ -272,7 +374,7 @@ inline std::function<void()> quick(const std::string& name, const std::vector<c1
     if (name == "aten::neg") return [=, x = x, y = made[0]] { for (int64_t i = 0; i < n; ++i) to[i] = -from[i]; };
     return [=, x = x, y = made[0]] { for (int64_t i = 0; i < n; ++i) to[i] = std::fabs(from[i]); };
   }
-  if ((name == "aten::amax" || name == "aten::amin") && stack[1].isIntList() && stack[1].toIntVector().size() == 1) {
+  if ((name == "aten::amax" || name == "aten::amin") && x.dim() > 0 && stack[1].isIntList() && stack[1].toIntVector().size() == 1) {
     int64_t dim = stack[1].toIntVector()[0];
     if (dim < 0) dim += x.dim();
     int64_t before = 1, after = 1;
@@ -326,6 +428,14 @@ inline bool note_operation(const char* name, const char* overload, PyObject* arg
     stack.push_back(std::move(*value));
   }
   if (schema.is_mutable()) {
+    for (const auto& result : schema.returns())
+      if (!result.alias_info()) return false;  // it makes a tensor as well, whose memory a run would not write
+    for (size_t i = 0; i < expected.size(); ++i)
+      if (const auto* alias = expected[i].alias_info(); alias && alias->isWrite()) {
+        if (stack[i].isTensor()) capturing->written.push_back(stack[i].toTensor());
+        if (stack[i].isTensorList())
+          for (const auto& t : stack[i].toTensorVector()) capturing->written.push_back(t);
+      }
     capturing->steps.emplace_back([handle = *handle, stack] {
       auto values = stack;
       handle.callBoxed(values);
@@ -347,8 +457,10 @@ inline bool note_operation(const char* name, const char* overload, PyObject* arg
       const Tensor& from = listed ? list[i] : values[i].toTensor();
       if (is_same_shape(from, to[i]) && from.is_non_overlapping_and_dense())
         std::memcpy(address(to[i]), address(from), from.nbytes());
-      else
+      else {
+        TORCH_CHECK(from.sizes() == to[i].sizes(), handle.schema().name(), " gave another shape than when it was captured");
         to[i].copy_(from);
+      }
     }
   });
   return true;
