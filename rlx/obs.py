@@ -25,6 +25,11 @@ def parts_of(obs: ObsArray) -> list[np.ndarray]:
     return list(obs.values()) if isinstance(obs, dict) else [obs]
 
 
+def named_parts(name: str, obs: Any) -> dict[str, Any]:
+    """An array by its name, or the parts of a dict as "obs/pixels"."""
+    return {f"{name}/{part}": array for part, array in obs.items()} if isinstance(obs, dict) else {name: obs}
+
+
 def num_rows(obs: Any) -> int:
     return len(parts_of(obs)[0])
 

@@ -3,11 +3,13 @@
     frames    an action holds for `frame_skip` frames; the larger of each pixel's last two greys, `size` x `size`, and
               the newest `stack` of such pictures: [stack, size, size] of uint8
     sticky    on every frame the action before it is repeated with this probability
-    episodes  whole games, of at most 108,000 frames (30 minutes)
+    episodes  whole games, of at most 108,000 frames: 30 minutes, 27,000 steps of four frames each
 
-`fire_reset` presses FIRE where a life begins, for games that wait for it. `episodic_life` has the learner stop
-bootstrapping where a life is lost; the game goes on, so that returns are those of whole games. It is an option of the
-envs that a run learns in (`env.training_kwargs`).
+`fire_reset` presses FIRE where a life begins, for games that wait for it: after a reset, and at the end of the step
+that lost a life, which then lasts for twice as many frames. The picture of that step is the one after FIRE, so that
+every step adds one picture to the stack, and a policy never sees a life that waits. `episodic_life` has the learner
+stop bootstrapping where a life is lost; the game goes on, so that returns are those of whole games. It is an option of
+the envs that a run learns in (`env.training_kwargs`).
 
 The emulator has no randomness of its own: sticky actions are drawn here, so that a seed and the actions since determine
 an episode. Every one of them begins with the same state of the console. A reset of the emulator alone does not bring
@@ -15,11 +17,14 @@ that back in every game, and neither does a restored state; a reset and a restor
 
 Pictures are scaled down by area, in whole numbers, so that they are the same to the bit everywhere. ALE's vector env
 (`env.vectorization=native`) scales in its own way: it is faster on several cores, and gives other pixels.
+
+`render_mode="rgb_array"` gives the console's own screen in colours, as it is after the last frame of a step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,15 +34,29 @@ from gymnasium import spaces
 from gymnasium.envs.registration import register, registry
 from omegaconf import MISSING
 
-from rlx.envs.factory import EnvConfig, check_name, make_vector_env
+from rlx.envs.factory import (
+    EnvConfig,
+    check_flags,
+    check_name,
+    check_stack,
+    check_sticky,
+    check_whole,
+    make_vector_env,
+    time_limit,
+)  # fmt: skip
+from rlx.envs.rendering import FRAMES, drawn_at
 from rlx.envs.vector import LIFE_LOST, Lanes, Step
-from rlx.errors import UserError, require
+from rlx.errors import require
 from rlx.types import ObsArray
 
 __all__ = ["Atari", "AtariConfig", "AtariEnvs", "make_native", "make_vector_env", "register_name"]
 
-MAX_FRAMES = 108_000
+log = logging.getLogger("rlx")
+
+KEY = "env.game"
+MAX_FRAMES = 108_000  # of an episode: 30 minutes
 FRAME_SKIP = 4
+FPS = 60  # of the console
 
 
 @dataclass
@@ -60,11 +79,17 @@ def _games() -> dict[str, str]:
 def register_name(name: str) -> None:
     """Have `gymnasium.make` know a game; UserError for a name that is none, ImportError without ALE."""
     games = _games()
-    check_name("env.game", name, sorted(games))
+    check_name(KEY, name, sorted(games))
     env_id = f"rlx/Atari-{name}-v0"
     if env_id not in registry:
-        kwargs = {"rom": games[name]}
-        register(env_id, f"{__name__}:Atari", kwargs=kwargs, max_episode_steps=MAX_FRAMES // FRAME_SKIP)
+        register(env_id, f"{__name__}:Atari", kwargs={"rom": games[name]}, max_episode_steps=MAX_FRAMES // FRAME_SKIP)
+
+
+def max_steps(kwargs: Mapping[str, Any]) -> int:
+    """Steps of an episode with these keywords."""
+    frame_skip = kwargs.get("frame_skip", FRAME_SKIP)
+    check_whole(frame_skip=frame_skip)
+    return MAX_FRAMES // int(frame_skip)
 
 
 def area_weights(n: int, size: int) -> np.ndarray:
@@ -72,29 +97,46 @@ def area_weights(n: int, size: int) -> np.ndarray:
     common = int(np.gcd(n, size))
     into, out_of = np.arange(size)[:, None] * (n // common), np.arange(n)[None] * (size // common)
     overlap = np.minimum(into + n // common, out_of + size // common) - np.maximum(into, out_of)
-    return np.asarray(np.maximum(overlap, 0), np.float32)
+    return np.asarray(np.maximum(overlap, 0))
 
 
 class Shrink:
-    """Pictures [height, width] of uint8 as [size, size], by area; float32 holds all sums exactly."""
+    """Pictures [height, width] of uint8 as [size, size], by area.
+
+    Every pixel is a sum of few. To gather them takes half the time of two products of matrices on one thread, and
+    numpy's products take all cores.
+    """
 
     def __init__(self, height: int, width: int, size: int):
-        self._rows, self._columns = area_weights(height, size), np.ascontiguousarray(area_weights(width, size).T)
-        self._whole = int(self._rows[0].sum()) * int(self._columns[:, 0].sum())  # of a pixel
-        self._floats = np.empty((height, width), np.float32)
+        rows, columns = area_weights(height, size), area_weights(width, size)
+        whole = int(rows[0].sum()) * int(columns[0].sum())  # of a pixel
+        kind = np.uint16 if 255 * whole + whole // 2 < 2**16 else np.uint32
+        self._whole, self._half = kind(whole), kind(whole // 2)
+        (self._rows, self._row_weights), (self._columns, self._column_weights) = (
+            _terms(weights.astype(kind)) for weights in (rows, columns)
+        )
 
     def __call__(self, picture: np.ndarray) -> np.ndarray:
-        np.copyto(self._floats, picture)
-        sums = self._rows @ (self._floats @ self._columns)
-        sums += self._whole // 2
-        if self._whole < 2**14:  # a quotient below a whole number by 1 / 2**14 is still below it once it is rounded
-            sums /= self._whole
-            return np.asarray(sums, np.uint8)
-        return np.asarray(sums.astype(np.int64) // self._whole, np.uint8)
+        kind = self._whole.dtype
+        sums = (picture[self._rows] * self._row_weights).sum(0, dtype=kind)  # [size, width]
+        sums = (sums.T[self._columns] * self._column_weights).sum(0, dtype=kind)  # [size, size], columns first
+        sums += self._half
+        sums //= self._whole
+        return np.asarray(sums.T, np.uint8, order="C")
+
+
+def _terms(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of [size, n] weights those that matter: which of the n [k, size], and their weights [k, size, 1]."""
+    size, n = weights.shape
+    k = int((weights > 0).sum(1).max())
+    terms = np.minimum((weights > 0).argmax(1), n - k) + np.arange(k)[:, None]
+    return terms, weights[np.arange(size), terms][..., None]
 
 
 class Atari(gym.Env[np.ndarray, np.int64]):
     """One game."""
+
+    metadata = drawn_at(FPS / FRAME_SKIP)
 
     def __init__(
         self,
@@ -106,11 +148,13 @@ class Atari(gym.Env[np.ndarray, np.int64]):
         fire_reset: bool = False,
         full_actions: bool = False,
         episodic_life: bool = False,
+        render_mode: str | None = None,
     ):
         import ale_py
         from ale_py import roms
 
         check_frames(frame_skip, sticky, size, stack)
+        check_flags(fire_reset=fire_reset, full_actions=full_actions, episodic_life=episodic_life)
         ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
         self._ale = ale = ale_py.ALEInterface()
         ale.setFloat("repeat_action_probability", 0.0)
@@ -121,7 +165,8 @@ class Atari(gym.Env[np.ndarray, np.int64]):
         self._actions = ale.getLegalActionSet() if full_actions else ale.getMinimalActionSet()
         self._fire = ale_py.Action.FIRE if fire_reset and ale_py.Action.FIRE in self._actions else None
         self._noop = ale_py.Action.NOOP
-        self._episodic_life = episodic_life
+        self._episodic_life, self.render_mode = episodic_life, render_mode
+        self.metadata = drawn_at(FPS / frame_skip)
         shape = ale.getScreenDims()
         self._screens = np.zeros((2, *shape), np.uint8)  # the last two
         self._shrink = Shrink(shape[0], shape[1], size)
@@ -140,27 +185,24 @@ class Atari(gym.Env[np.ndarray, np.int64]):
         self._ale.restoreState(self._beginning)
         self._held = self._noop
         self._frames[:] = self._first
-        self._lives = self._ale.lives()
-        self._waiting = self._fire is not None
-        if self._waiting:
+        if self._fire is not None:
             self._act(self._fire)
-            self._waiting = False
+            self._push()
+        self._lives = self._ale.lives()
         return self._frames.copy(), {}
 
     def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        reward = 0.0
-        if self._waiting:
+        reward = self._act(self._actions[action])
+        lost = self._ale.lives() < self._lives
+        if lost and self._fire is not None and not self._ale.game_over():
             reward += self._act(self._fire)
-            self._waiting = False
-        reward += self._act(self._actions[action])
-        over, lives = self._ale.game_over(), self._ale.lives()
-        lost = lives < self._lives and not over
-        self._lives = lives
-        self._waiting = lost and self._fire is not None
+        self._push()
+        over, self._lives = self._ale.game_over(), self._ale.lives()
+        lost = lost and not over
         return self._frames.copy(), reward, over, False, {LIFE_LOST: True} if lost and self._episodic_life else {}
 
     def _act(self, action: Any) -> float:
-        """Hold an action for the frames of a step; the picture after it joins the stack."""
+        """Hold an action for `frame_skip` frames; the sum of the rewards."""
         ale, reward, repeated = self._ale, 0, self.np_random.random(self._frame_skip) < self._sticky
         for i, again in enumerate(repeated.tolist()):
             if not again:
@@ -172,17 +214,23 @@ class Atari(gym.Env[np.ndarray, np.int64]):
                 break
             if i >= self._frame_skip - 2:
                 ale.getScreenGrayscale(self._screens[i % 2])
+        return float(reward)
+
+    def _push(self) -> None:
+        """The picture of the last two frames joins the stack."""
         first, second = self._screens
         screen = np.maximum(first, second, out=second) if self._frame_skip > 1 else first
         self._frames[:-1] = self._frames[1:]  # numpy moves what overlaps as if it had copied it before
         self._frames[-1] = self._shrink(screen)
-        return float(reward)
+
+    def render(self) -> np.ndarray | None:
+        return np.asarray(self._ale.getScreenRGB()) if self.render_mode == FRAMES else None
 
 
 def check_frames(frame_skip: int, sticky: float, size: int, stack: int) -> None:
-    for name, value in (("frame_skip", frame_skip), ("size", size), ("stack", stack)):
-        require(type(value) is int and 1 <= value <= 2**10, f"env.kwargs.{name} must be 1 to 1024 (it is {value}).")
-    require(0 <= sticky < 1, f"env.kwargs.sticky must be at least 0 and below 1 (it is {sticky}).")
+    check_whole(frame_skip=frame_skip, size=size, stack=stack)
+    check_stack(stack, size)
+    check_sticky(sticky)
 
 
 # -- ALE's own vector env --------------------------------------------------------------------------------------------
@@ -229,8 +277,7 @@ def make_native(cfg: EnvConfig, n: int) -> AtariEnvs:
     """ALE's vector env with the same keywords."""
     from ale_py.vector_env import AtariVectorEnv
 
-    spec, values = registry[cfg.id], dict(cfg.kwargs)
-    given = {**registry[cfg.id].kwargs, **values}
+    given = {**registry[cfg.id].kwargs, **cfg.kwargs}
     rom, life = given.pop("rom"), given.pop("episodic_life", False)
     require(
         not given.pop("fire_reset", False),
@@ -238,14 +285,18 @@ def make_native(cfg: EnvConfig, n: int) -> AtariEnvs:
         "env.kwargs.fire_reset=false.",
     )
     known = {"frame_skip": FRAME_SKIP, "sticky": 0.25, "size": 84, "stack": 4, "full_actions": False}
-    unknown = sorted(given.keys() - known.keys())
-    if unknown:
-        raise UserError(f"env.kwargs ({', '.join(unknown)}) do not fit {cfg.id}; it has {', '.join(known)}.")
+    for name in given:
+        require(
+            name in known,
+            f"env.kwargs.{name} is not a keyword of {cfg.id} with env.vectorization=native; it has {', '.join(known)}.",
+        )
     skip, sticky, size, stack, full = ({**known, **given}[name] for name in known)
     check_frames(skip, sticky, size, stack)
+    check_flags(full_actions=full, episodic_life=life)
+    log.info("ALE's own vector env scales pictures differently, and a resume is exact only as far as its games replay.")
     envs = AtariVectorEnv(
         rom, n, frameskip=skip, repeat_action_probability=sticky, img_height=size, img_width=size, stack_num=stack,
         full_action_space=full, noop_max=0, use_fire_reset=False, reward_clipping=False, maxpool=True,
         max_num_frames_per_episode=2**31 - 1,
     )  # fmt: skip
-    return AtariEnvs(envs, cfg.id, cfg.max_episode_steps or spec.max_episode_steps, life)
+    return AtariEnvs(envs, cfg.id, time_limit(cfg), life)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,6 +41,10 @@ class EvaluatedEpisodes(NamedTuple):
         return metrics
 
 
+class EvaluationInterrupted(Exception):
+    """An evaluation was left before its end."""
+
+
 class EpisodeStep(NamedTuple):
     """One step of N envs on their way through a list of episodes."""
 
@@ -50,22 +54,33 @@ class EpisodeStep(NamedTuple):
     running: list[tuple[int, int]]  # (env, episode) of those that count
 
 
-def evaluate_learner(learner: Learner, envs: VectorEnv, episodes: int, seed: int) -> EvaluatedEpisodes:
+def never() -> bool:
+    return False
+
+
+def evaluate_learner(
+    learner: Learner, envs: VectorEnv, episodes: int, seed: int, interrupted: Callable[[], bool] = never
+) -> EvaluatedEpisodes:
     """Episodes of the deterministic policy; the global random state is as before afterwards."""
     agent = LearnerAgent(learner, envs.num_envs)
     training = learner.training
     learner.eval()
-    with seeded(seed, next(iter(learner.parameters())).device):
-        outcome = run_episodes(agent, envs, episodes, seed)
-    learner.train(training)
-    return outcome
+    try:
+        with seeded(seed, next(iter(learner.parameters())).device):
+            return run_episodes(agent, envs, episodes, seed, interrupted)
+    finally:
+        learner.train(training)
 
 
-def run_episodes(agent: Agent, envs: VectorEnv, episodes: int, seed: int) -> EvaluatedEpisodes:
-    """What each of `episodes` episodes came to; see `walk_episodes`."""
+def run_episodes(
+    agent: Agent, envs: VectorEnv, episodes: int, seed: int, interrupted: Callable[[], bool] = never
+) -> EvaluatedEpisodes:
+    """What each of `episodes` episodes came to; see `walk_episodes`. EvaluationInterrupted where it is told to end."""
     returns, lengths = np.zeros(episodes), np.zeros(episodes, np.int64)
     success: list[float | None] = [None] * episodes
     for _, _, step, running in walk_episodes(agent, envs, episode_seeds(seed, episodes)):
+        if interrupted():
+            raise EvaluationInterrupted
         for i, k in running:
             returns[k] += step.reward[i]
             lengths[k] += 1

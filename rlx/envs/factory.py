@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import re
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -15,13 +17,15 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec, load_env_creator
 from omegaconf import MISSING
 
+from rlx.choices import games_meant
 from rlx.config import PYTHON, trusted
 from rlx.envs.observations import FlattenGoal, boxes_of, with_arrays
 from rlx.envs.vector import AsyncEnvs, EnvFault, NativeEnvs, SyncEnvs, VectorEnv, what_it_did
 from rlx.envs.wrappers import wrap
-from rlx.errors import UserError, nearest, require, shown
+from rlx.errors import UserError, nearest, nearest_few, require, shown
 from rlx.fields import check_number, check_numbers, number
 from rlx.system import usable_cpus
 from rlx.types import Box, Goal, Spec
@@ -39,6 +43,8 @@ REGISTERED_BY = {"robotics": "gymnasium_robotics"}
 # Ids that begin so and end in -v0 have the name of a game or a task in between. They are registered one by one, by
 # `register_name` of the module, which then imports what it needs.
 NAMED = {"rlx/Atari-": "rlx.envs.atari", "rlx/MinAtar-": "rlx.envs.minatar", "rlx/DMC-": "rlx.envs.dmc"}
+
+FEW = 12  # names that a sentence lists all of
 
 
 @dataclass
@@ -78,7 +84,6 @@ def make_env(cfg: EnvConfig, trust: Sequence[str] = (), **kwargs: Any) -> gym.En
     """One environment, with observations as arrays; `trust` are the modules that an id may have imported."""
     if cfg.id.startswith(PYTHON):
         return with_arrays(wrap(from_python(cfg), cfg.wrappers, trust))
-    limit = {"max_episode_steps": cfg.max_episode_steps} if cfg.max_episode_steps else {}
     if not re.fullmatch(r"([\w.]+:)?[\w./-]+", cfg.id):
         raise UserError(f"env.id={cfg.id!r} is not an environment id; an example is env.id=Pendulum-v1.")
     module, colon, _ = cfg.id.partition(":")
@@ -87,8 +92,11 @@ def make_env(cfg: EnvConfig, trust: Sequence[str] = (), **kwargs: Any) -> gym.En
             f"env.id={cfg.id} imports {module}, which is not trusted; add trust=[{module}] to allow code from it."
         )
     try:
-        _register(cfg)
-        env = gym.make(cfg.id, disable_env_checker=True, **limit, **{**cfg.kwargs, **kwargs})
+        with keys_as_typed(cfg):
+            _register(cfg)
+            steps = time_limit(cfg)
+            limit = {"max_episode_steps": steps} if steps else {}
+            env = gym.make(cfg.id, disable_env_checker=True, **limit, **{**cfg.kwargs, **kwargs})
     except UserError:
         raise
     except (gym.error.UnregisteredEnv, gym.error.DeprecatedEnv) as error:
@@ -123,8 +131,21 @@ def _register(cfg: EnvConfig) -> None:
     if cfg.extra in REGISTERED_BY:
         importlib.import_module(REGISTERED_BY[cfg.extra])
     suite = suite_of(cfg.id)
-    if suite is not None:
-        suite.register_name(name_of(cfg.id))
+    if suite is None:
+        return
+    suite.register_name(name_of(cfg.id))
+    for name in cfg.kwargs:
+        if name in gym.registry[cfg.id].kwargs:
+            raise UserError(f"env.kwargs.{name} follows from {suite.KEY} and cannot be set; give {suite.KEY} alone.")
+
+
+def time_limit(cfg: EnvConfig) -> int | None:
+    """Steps of an episode where they are not as registered: as configured, or as a suite has it for these keywords."""
+    suite = suite_of(cfg.id)
+    if cfg.max_episode_steps or not hasattr(suite, "max_steps"):
+        return cfg.max_episode_steps
+    steps: int = suite.max_steps(cfg.kwargs)
+    return steps
 
 
 def suite_of(env_id: str) -> Any:
@@ -143,13 +164,63 @@ def check_name(key: str, name: str, names: Sequence[str]) -> None:
     """Refuse a name that is not among those of a suite."""
     if name not in names:
         guess = nearest(name, names)
-        meant = f"did you mean {key}={guess}?" if guess else f"choose one of {', '.join(names)}."
-        raise UserError(f"{key}={shown(name)} is not one of the {len(names)} that there are; {meant}")
+        few = nearest_few(name, names)
+        others = f"choose one of {', '.join(names)}." if len(names) <= FEW else f"some of them are {', '.join(few)}."
+        meant = f"did you mean {key}={guess}?" if guess else others
+        raise UserError(f"{key}={shown(name)} is not one of the {len(names)} choices; {meant}")
+
+
+def check_whole(**numbers: Any) -> None:
+    for name, value in numbers.items():
+        good = type(value) is int and 1 <= value <= 2**10
+        require(good, f"env.kwargs.{name} must be an integer from 1 to 1024 (it is {shown(value)}).")
+
+
+def check_stack(stack: int, size: int, channels: int = 1) -> None:
+    """A stack of as many channels as pixels in a row could be either, see `rlx.nn.encoders.is_channels_last`."""
+    count = stack * channels
+    require(
+        count != size,
+        f"env.kwargs.stack={stack} makes {count} channels of {size} x {size} pixels, which cannot be told from rows; "
+        "use another env.kwargs.stack or env.kwargs.size.",
+    )
+
+
+def check_sticky(value: Any) -> None:
+    good = type(value) in (int, float) and 0 <= value < 1
+    require(good, f"env.kwargs.sticky must be at least 0 and below 1 (it is {shown(value)}).")
+
+
+def check_flags(**flags: Any) -> None:
+    for name, value in flags.items():
+        require(isinstance(value, bool), f"env.kwargs.{name} must be true or false (it is {shown(value)}).")
 
 
 def for_training(cfg: EnvConfig) -> EnvConfig:
-    """The config of the envs that a run learns in; those that it is evaluated in have `kwargs` alone."""
-    return replace(cfg, kwargs={**cfg.kwargs, **cfg.training_kwargs}, training_kwargs={})
+    """The config of the envs that a run learns in; those that it is evaluated in have `kwargs` alone.
+
+    `training_kwargs` stay, so that an error can name the key that was typed.
+    """
+    return replace(cfg, kwargs={**cfg.kwargs, **cfg.training_kwargs})
+
+
+@contextmanager
+def keys_as_typed(cfg: EnvConfig) -> Iterator[None]:
+    """Have errors about env.kwargs.KEY name env.training_kwargs.KEY, where that is what was typed."""
+    try:
+        yield
+    except UserError as error:
+        sentence = _as_typed(str(error), cfg)
+        if sentence == str(error):
+            raise
+        raise UserError(sentence) from error
+
+
+def _as_typed(sentence: str, cfg: EnvConfig) -> str:
+    names = [name for name, value in cfg.training_kwargs.items() if name in cfg.kwargs and cfg.kwargs[name] is value]
+    for name in names:
+        sentence = re.sub(rf"\benv\.kwargs\.{re.escape(str(name))}\b", f"env.training_kwargs.{name}", sentence)
+    return sentence
 
 
 def _broken(cfg: EnvConfig, error: Exception) -> EnvFault:
@@ -172,9 +243,24 @@ def probe(env: gym.Env, cfg: EnvConfig) -> None:
 
 
 def _unfit(cfg: EnvConfig, error: Exception) -> UserError:
+    extra = re.search(r"got an unexpected keyword argument '(\w+)'", str(error))
+    if extra and extra.group(1) in cfg.kwargs and cfg.id in gym.registry:
+        known = [name for name in _keywords(gym.registry[cfg.id]) if name not in gym.registry[cfg.id].kwargs]
+        said = f"env.kwargs.{extra.group(1)} is not a keyword of {cfg.id}; it has {', '.join(known) or 'none'}."
+        return UserError(_as_typed(said, cfg))
     parts = {"env.kwargs": ", ".join(map(str, cfg.kwargs)) or "none given", "env.wrappers": ", ".join(cfg.wrappers)}
     told = " or ".join(f"{key} ({shown(names)})" for key, names in parts.items() if names)  # no values: may be secret
-    return UserError(f"{told} do not fit {cfg.id}: {shown(error)}.")
+    return UserError(f"{told} do not fit {cfg.id}: {shown(error).rstrip('.')}.")
+
+
+def _keywords(spec: EnvSpec) -> list[str]:
+    """What the constructor of an env can be given by name."""
+    entry: Any = spec.entry_point
+    creator = load_env_creator(entry) if isinstance(entry, str) else entry
+    parameters = inspect.signature(creator).parameters.values() if callable(creator) else ()
+    return [
+        p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name != "render_mode"
+    ]
 
 
 def _unknown(env_id: str, error: Exception) -> str:
@@ -182,8 +268,9 @@ def _unknown(env_id: str, error: Exception) -> str:
     if module and importlib.util.find_spec(module) is None:
         return f"env.id={env_id} names the module {module!r}, which cannot be imported; install it or correct the name."
     guess = nearest(env_id, gym.registry.keys())
-    meant = f"did you mean env.id={guess}" if guess else "`python -m rlx list env` shows the presets"
-    return f"env.id={env_id} is not a registered environment ({error}); {meant}?"
+    guesses = games_meant(env_id) or ([f"env.id={guess}"] if guess else [])
+    meant = f"did you mean {' or '.join(guesses)}?" if guesses else "`python -m rlx list env` shows the presets."
+    return f"env.id={env_id} is not a registered environment ({error}); {meant}"
 
 
 def spec_of(env: gym.Env, env_id: str) -> Spec:
@@ -250,8 +337,9 @@ def make_vector_env(cfg: EnvConfig, num_envs: int | None = None, trust: Sequence
         kind = "async"
     suite = suite_of(cfg.id)
     if kind == "native" and hasattr(suite, "make_native") and not cfg.wrappers:
-        _register(cfg)
-        made: VectorEnv = suite.make_native(cfg, n)
+        with keys_as_typed(cfg):
+            _register(cfg)
+            made: VectorEnv = suite.make_native(cfg, n)
         return made
     if kind in ("native", "auto"):
         native = _native(cfg, n) if kind == "native" or n >= NATIVE_FROM else None

@@ -5,7 +5,8 @@ as in the paper, and all games have the same six actions unless `minimal_actions
 
 MinAtar's own wrapper keeps the last action, which a sticky step repeats, across episodes; here every episode begins
 without one, so that a seed and the actions since determine it. The modules of the games are loaded by themselves: the
-package as a whole also imports what it draws with, which takes seconds.
+package as a whole also imports what it draws with, which takes seconds. `render_mode="rgb_array"` draws as it does, in
+other colours: every channel has one of its own, and of the objects in a place the one of the last channel is seen.
 """
 
 from __future__ import annotations
@@ -23,13 +24,22 @@ from gymnasium import spaces
 from gymnasium.envs.registration import register, registry
 from omegaconf import MISSING
 
-from rlx.envs.factory import EnvConfig, check_name, make_vector_env
+from rlx.envs.factory import EnvConfig, check_flags, check_name, check_sticky, make_vector_env
+from rlx.envs.rendering import FRAMES, drawn_at, enlarged
 
 __all__ = ["MinAtar", "MinatarConfig", "make_vector_env", "register_name"]
 
+KEY = "env.game"
 GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 NUM_ACTIONS = 6
 MAX_STEPS = 10_000  # a good policy may never lose
+COLORS = np.array(  # of nothing, and of the channels
+    [
+        (0, 0, 0), (255, 255, 255), (230, 75, 60), (125, 95, 60), (245, 205, 60), (70, 130, 240), (80, 200, 120),
+        (190, 90, 220), (245, 145, 50), (90, 215, 230), (250, 160, 190),
+    ],
+    np.uint8,
+)  # fmt: skip
 
 
 @dataclass
@@ -42,7 +52,7 @@ class MinatarConfig(EnvConfig):
 
 def register_name(name: str) -> None:
     """Have `gymnasium.make` know a game; UserError for a name that is none."""
-    check_name("env.game", name, GAMES)
+    check_name(KEY, name, GAMES)
     env_id = f"rlx/MinAtar-{name}-v0"
     if env_id not in registry:
         register(env_id, f"{__name__}:MinAtar", kwargs={"game": name}, max_episode_steps=MAX_STEPS)
@@ -64,9 +74,20 @@ def _rules(game: str) -> ModuleType:
 class MinAtar(gym.Env[np.ndarray, np.int64]):
     """One game."""
 
-    def __init__(self, game: str, sticky: float = 0.1, minimal_actions: bool = False, ramping: bool = True):
+    metadata = drawn_at(10)
+
+    def __init__(
+        self,
+        game: str,
+        sticky: float = 0.1,
+        minimal_actions: bool = False,
+        ramping: bool = True,
+        render_mode: str | None = None,
+    ):
+        check_sticky(sticky)
+        check_flags(minimal_actions=minimal_actions, ramping=ramping)
         self._game: Any = _rules(game).Env(ramping=ramping)
-        self._sticky = sticky
+        self._sticky, self.render_mode = sticky, render_mode
         self._actions = self._game.minimal_action_set() if minimal_actions else list(range(NUM_ACTIONS))
         self._last = 0
         self.action_space = spaces.Discrete(len(self._actions))
@@ -89,3 +110,9 @@ class MinAtar(gym.Env[np.ndarray, np.int64]):
 
     def _observe(self) -> np.ndarray:
         return np.asarray(np.negative(self._game.state().view(np.uint8)))  # -1 is 255
+
+    def render(self) -> np.ndarray | None:
+        if self.render_mode != FRAMES:
+            return None
+        state = self._game.state()
+        return enlarged(COLORS[(state * np.arange(1, 1 + state.shape[2])).max(2)])

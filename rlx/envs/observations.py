@@ -3,6 +3,7 @@
 | an env's observation space | what the learner sees |
 |---|---|
 | a vector, or an array of rank 3 (an image) | the same array |
+| an array of rank 4 (a stack of images) | one image, [n * channels, height, width] |
 | a goal env's dict | one vector: `[observation \\| achieved_goal \\| desired_goal]` |
 | a dict with an image in it (uint8, rank 3) | a dict: images as they are, everything else as one vector per name |
 | anything else that Gymnasium can flatten | one vector |
@@ -17,9 +18,12 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from rlx.errors import require
+from rlx.nn.encoders import is_channels_last
 from rlx.types import Box
 
 GOAL_PARTS = ("observation", "achieved_goal", "desired_goal")
+PICTURE = 16  # pixels of each side from which on an array of uint8 is a picture, and not a small grid
 
 
 class FlattenGoal(gym.ObservationWrapper):
@@ -41,14 +45,29 @@ class FlattenGoal(gym.ObservationWrapper):
         return self.observation(observation), reward, terminated, truncated, info
 
 
+class FoldStack(gym.ObservationWrapper):
+    """A stack of n images as one, [n * channels, height, width]: the first axis is that of time, as a replay has it."""
+
+    def __init__(self, env: gym.Env):
+        super().__init__(env)
+        space: Any = env.observation_space
+        self.observation_space = folded_space(space)
+
+    def observation(self, observation: np.ndarray) -> np.ndarray:
+        return folded(observation)
+
+
+class FlattenWhole(gym.wrappers.FlattenObservation):
+    """What is neither a vector nor an image as one vector."""
+
+
 class FlattenParts(gym.ObservationWrapper):
     """A dict with images as a flat dict: images by their path ("camera/left"), everything else as one vector each."""
 
     def __init__(self, env: gym.Env):
         super().__init__(env)
         self._parts = list(_parts_of(env.observation_space))
-        flat = [(name, space if is_image(space) else spaces.flatten_space(space)) for name, _, space in self._parts]
-        self.observation_space = spaces.Dict(flat)
+        self.observation_space = spaces.Dict([(name, _flat_space(space)) for name, _, space in self._parts])
 
     def observation(self, observation: Any) -> dict[str, Any]:
         flat = {}
@@ -56,19 +75,55 @@ class FlattenParts(gym.ObservationWrapper):
             part = observation
             for key in path:
                 part = part[key]
-            flat[name] = part if is_image(space) else spaces.flatten(space, part)
+            flat[name] = _flat(part, space)
         return flat
+
+
+def _flat_space(space: Any) -> spaces.Space[Any]:
+    if is_stack(space):
+        return folded_space(space)
+    return space if is_image(space) else spaces.flatten_space(space)
+
+
+def _flat(part: Any, space: spaces.Space[Any]) -> Any:
+    if is_stack(space):
+        return folded(part)
+    return part if is_image(space) else spaces.flatten(space, part)
 
 
 def is_image(space: spaces.Space[Any]) -> bool:
     return isinstance(space, spaces.Box) and len(space.shape) == 3
 
 
+def is_stack(space: spaces.Space[Any]) -> bool:
+    """Is it a stack of images, as FrameStackObservation makes them?"""
+    return isinstance(space, spaces.Box) and len(space.shape) == 4
+
+
+def folded(stack: np.ndarray) -> np.ndarray:
+    """[n, height, width, channels], or [n, channels, height, width], as [n * channels, height, width]."""
+    stack = np.moveaxis(stack, 3, 1) if is_channels_last(Box(stack.shape[1:], "uint8")) else stack
+    return np.ascontiguousarray(stack.reshape(-1, *stack.shape[2:]))
+
+
+def folded_space(space: spaces.Box) -> spaces.Box:
+    low, high = folded(space.low), folded(space.high)
+    channels, height, width = low.shape
+    require(
+        not is_channels_last(Box(low.shape, "uint8")),
+        f"A stack of {space.shape[0]} images makes {channels} channels of {height} x {width} pixels, which cannot be "
+        "told from rows; stack fewer of them.",
+    )
+    return spaces.Box(low, high, dtype=space.dtype.type)
+
+
 def holds_images(space: spaces.Space[Any]) -> bool:
     """Is it a dict with an image of uint8 somewhere in it?"""
     if not isinstance(space, spaces.Dict):
         return False
-    return any((is_image(part) and part.dtype == np.uint8) or holds_images(part) for part in space.values())
+    return any(
+        ((is_image(part) or is_stack(part)) and part.dtype == np.uint8) or holds_images(part) for part in space.values()
+    )
 
 
 def is_goal_space(space: spaces.Space[Any]) -> bool:
@@ -86,7 +141,18 @@ def with_arrays(env: gym.Env) -> gym.Env:
         return env if plain else FlattenParts(env)
     if is_goal_space(space):
         return FlattenGoal(env)
-    return env if _is_array(space) else gym.wrappers.FlattenObservation(env)
+    if is_stack(space):
+        return FoldStack(env)
+    return env if _is_array(space) else FlattenWhole(env)
+
+
+def flattened_picture(env: gym.Env) -> tuple[int, int] | None:
+    """Height and width of a grey picture that `with_arrays` took for numbers, since it has no axis for its channel."""
+    space = env.env.observation_space if isinstance(env, FlattenWhole) else None
+    if not isinstance(space, spaces.Box) or space.dtype != np.uint8 or len(space.shape) != 2:
+        return None
+    height, width = space.shape
+    return (height, width) if min(height, width) >= PICTURE else None
 
 
 def boxes_of(space: spaces.Space[Any]) -> Box | dict[str, Box]:

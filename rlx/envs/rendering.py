@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes.util
+import math
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +20,7 @@ from rlx.errors import RunFailed, UserError, shown
 
 WINDOW, FRAMES = "human", "rgb_array"  # render modes of Gymnasium
 USUAL_FPS = 30
+SIDE = 256  # pixels: what the envs of rlx are enlarged to, at least
 
 
 def has_screen() -> bool:
@@ -39,13 +42,26 @@ def _is_there(library: str) -> bool:
     return ctypes.util.find_library(library) is not None
 
 
+def drawn_at(fps: float) -> dict[str, Any]:
+    """The metadata of an env that has frames, so many for a second."""
+    return {"render_modes": [FRAMES], "render_fps": fps}
+
+
+def enlarged(picture: np.ndarray) -> np.ndarray:
+    """A picture [height, width, 3] of an env of few pixels, each of them repeated."""
+    scale = math.ceil(SIDE / min(picture.shape[:2]))
+    return picture.repeat(scale, 0).repeat(scale, 1)
+
+
 def make_rendered(cfg: EnvConfig, mode: str, trust: Sequence[str] = ()) -> gym.Env:
     """An env as `make_env` makes it that can be rendered, tried once; UserError if that is impossible here."""
     if mode == FRAMES:
         without_screen()
     kwargs = {} if cfg.id.startswith(PYTHON) else {"render_mode": mode}
     try:
-        env = make_env(cfg, trust, **kwargs)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*(render_mode|'human' rendering)")  # Gymnasium's; a sentence follows
+            env = make_env(cfg, trust, **kwargs)
     except EnvFault as error:
         raise UserError(f"{cfg.id} cannot be rendered: {error}") from error
     except UserError as error:
@@ -57,7 +73,23 @@ def make_rendered(cfg: EnvConfig, mode: str, trust: Sequence[str] = ()) -> gym.E
         made = f" as {env.render_mode}" if env.render_mode else ""
         what = "give one that is made with" if cfg.id.startswith(PYTHON) else "it has no"
         raise UserError(f"{cfg.id} cannot be rendered{made or ' as it is'}; {what} render_mode={mode!r}.")
+    if mode == WINDOW:
+        _open(env, cfg.id)
     return env
+
+
+def _open(env: gym.Env, name: str) -> None:
+    """Open the window, where the first reset does; UserError if that takes a package that is not there."""
+    try:
+        env.reset(seed=0)
+    except gym.error.DependencyNotInstalled as error:
+        env.close()
+        raise UserError(
+            f"A window for {name} needs a package that is not installed ({error}): pip install -e '.[video]' in a "
+            "checkout of rlx."
+        ) from error
+    except Exception:
+        return  # a fault of the env itself, which is reported where its episodes are played
 
 
 def frame_of(env: gym.Env, name: str) -> np.ndarray:

@@ -10,13 +10,14 @@ all of `WRAPPERS`: then a resume, which replays the episode under way, brings it
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import gymnasium as gym
 
 from rlx.config import GYMNASIUM, WRAPPERS, imported, is_users_own, plain_wrapper
-from rlx.errors import UserError, nearest, shown
+from rlx.errors import UserError, nearest, require, shown
 
 # Wrappers of Gymnasium that a config cannot have, and what to do instead
 REFUSED = {
@@ -34,6 +35,14 @@ REFUSED = {
 }
 
 
+EXAMPLES = {  # values of arguments that wrappers need, for a sentence
+    "stack_size": "4", "shape": "[84, 84]", "bins": "5", "delay": "2", "num_repeats": "4", "dtype": "float32",
+    "filter_keys": "[position]", "repeat_action_probability": "0.25", "probability_of_noise_per_pixel": "0.1",
+    "obstructed_pixels_ratio": "0.1", "obstruction_width": "2", "min_action": "-1", "max_action": "1", "min_obs": "-1",
+    "max_obs": "1",
+}  # fmt: skip
+
+
 class Wrapping(NamedTuple):
     """A wrapper with its arguments."""
 
@@ -42,6 +51,7 @@ class Wrapping(NamedTuple):
     arguments: dict[str, Any]
 
     def around(self, env: gym.Env) -> gym.Env:
+        self._check_arguments()
         try:
             wrapped = self.target(env, **self.arguments)
         except (gym.error.DependencyNotInstalled, ImportError) as error:
@@ -53,6 +63,31 @@ class Wrapping(NamedTuple):
         if not isinstance(wrapped, gym.Env):
             raise UserError(f"{self.place} made a {type(wrapped).__name__}; a wrapper has to make a gymnasium.Env.")
         return wrapped
+
+    def _check_arguments(self) -> None:
+        """Refuse arguments that are missing or too many, where the wrapper tells which it takes."""
+        try:
+            parameters = list(inspect.signature(self.target).parameters.values())[1:]  # but for the env
+        except (TypeError, ValueError):
+            return
+        named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        names = [p.name for p in named]
+        name = getattr(self.target, "__name__", str(self.target))
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            for given in self.arguments:
+                known = f"it has {', '.join(names)}" if names else "it has none"
+                require(given in names, f"{self.place}.{shown(given)} is not an argument of {name}; {known}.")
+        missing = [p.name for p in named if p.default is p.empty and p.name not in self.arguments]
+        example = ", ".join(f"{key}: {EXAMPLES.get(key, '...')}" for key in missing)
+        require(
+            not missing,
+            f"{self.place}: {name} needs {' and '.join(missing)}; for example "
+            f'"{self.place}={{_target_: {self._typed()}, {example}}}".',
+        )
+
+    def _typed(self) -> str:
+        module, name = getattr(self.target, "__module__", ""), getattr(self.target, "__name__", str(self.target))
+        return name if module.startswith(GYMNASIUM.rstrip(".")) else f"{module}.{name}"
 
 
 def make_wrappers(wrappers: Mapping[str, Any], trust: Sequence[str] = ()) -> list[Wrapping]:

@@ -15,7 +15,7 @@ from toy_envs import BOX, Counter, Maze
 
 import rlx
 from rlx.collectors.runner import Runner
-from rlx.envs import EnvConfig, make_env, make_vector_env, spec_of
+from rlx.envs import EnvConfig, make_env, make_vector_env, probe, spec_of
 from rlx.envs.vector import AsyncEnvs, SyncEnvs
 from rlx.errors import RunFailed, UserError
 
@@ -172,3 +172,14 @@ def test_slow_envs_get_workers_of_their_own(
     envs = make_vector_env(EnvConfig(id="Counter-v0", num_envs=n))
     assert type(envs) is kind
     envs.close()
+
+
+def test_a_sentence_of_an_env_ends_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def step(self: Any, action: Any) -> Any:
+        raise ValueError("There is no such thing.")
+
+    cfg = EnvConfig(id="CartPole-v1", kwargs={"sutton_barto_reward": True})
+    env = make_env(cfg)
+    monkeypatch.setattr(type(env.unwrapped), "step", step)
+    with pytest.raises(UserError, match=r"do not fit CartPole-v1: There is no such thing\.$"):
+        probe(env, cfg)

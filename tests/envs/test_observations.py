@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from helpers import tiny
 
+import rlx
+from rlx.data.frames import stacked_frames
 from rlx.envs import EnvConfig, make_env, make_vector_env, probe, spec_of
-from rlx.envs.observations import boxes_of, holds_images, with_arrays
+from rlx.envs.observations import boxes_of, flattened_picture, folded, holds_images, with_arrays
 from rlx.envs.vector import AsyncEnvs, EnvFault, SyncEnvs, is_finite
 from rlx.errors import UserError
 from rlx.obs import copy_obs
@@ -116,6 +120,55 @@ SPACES = {
         },
     ),
 }  # fmt: skip
+
+
+def test_a_stack_of_images_has_their_channels_one_after_the_other() -> None:
+    """The oldest image first, each with its channels before its pixels, whichever way round the env has them."""
+    last = np.arange(2 * 4 * 5 * 3, dtype=np.uint8).reshape(2, 4, 5, 3)
+    for stack in (last, np.moveaxis(last, 3, 1)):
+        image = folded(stack)
+        assert image.shape == (6, 4, 5)
+        for n, y, x, c in np.ndindex(last.shape):
+            assert image[3 * n + c, y, x] == last[n, y, x, c]
+
+
+def test_more_channels_than_pixels_are_refused() -> None:
+    square = spaces.Box(0, 255, (2, 6, 6, 3), np.uint8)
+    with pytest.raises(UserError, match=r"A stack of 2 images makes 6 channels of 6 x 6 pixels, which cannot be told"):
+        with_arrays(Given(square))
+    longer = spaces.Box(0, 255, (3, 6, 6, 3), np.uint8)  # which is not square any other way
+    assert boxes_of(with_arrays(Given(longer)).observation_space) == Box((9, 6, 6), "uint8")
+    with pytest.raises(UserError, match=r"stack fewer of them"):
+        with_arrays(Given(spaces.Dict(pixels=spaces.Box(0, 255, (2, 4, 5, 3), np.uint8), state=VECTOR)))
+
+
+@pytest.mark.parametrize(("env_id", "name", "shape"), [
+    ("rlx/PixelGoal-v0", "obs", (9, 16, 16)),
+    ("rlx/PixelState-v0", "pixels", (9, 16, 16)),
+    ("CarRacing-v3", "obs", (9, 96, 96)),
+])  # fmt: skip
+def test_stacked_images_are_kept_as_one_frame_per_step(env_id: str, name: str, shape: tuple[int, ...]) -> None:
+    if env_id.startswith("CarRacing"):
+        pytest.importorskip("Box2D")
+    stack = {"_target_": "FrameStackObservation", "stack_size": 3}
+    plain, env = make_env(EnvConfig(id=env_id)), make_env(EnvConfig(id=env_id, wrappers={"stack": stack}))
+    spec = spec_of(env, env_id)
+    assert spec.obs[name] == Box(shape, "uint8")
+    assert stacked_frames(env, spec)[name] == 3
+
+    def image(obs: Any) -> np.ndarray:
+        return np.moveaxis(obs if name == "obs" else obs[name], 2, 0)
+
+    env.action_space.seed(0)
+    first, (obs, _) = image(plain.reset(seed=1)[0]), env.reset(seed=1)
+    images = [first] * 3
+    for _ in range(4):
+        stacked = obs if name == "obs" else obs[name]
+        assert stacked.dtype == np.uint8
+        np.testing.assert_array_equal(stacked, np.concatenate(images[-3:]))
+        action = env.action_space.sample()
+        obs = env.step(action)[0]
+        images.append(image(plain.step(action)[0]))
 
 
 @pytest.mark.parametrize("name", SPACES)
@@ -263,3 +316,40 @@ def test_dicts_from_a_registered_env(kind: str, monkeypatch: pytest.MonkeyPatch)
             make_vector_env(EnvConfig(id="Camera-v0", num_envs=2, vectorization="native"))
     finally:
         del gym.registry["Camera-v0"]
+
+
+# -- pictures that are not read as such ------------------------------------------------------------------------------
+
+
+SCREEN = spaces.Box(0, 255, (16, 20), np.uint8)
+RESHAPED = "env.wrappers.image={_target_: ReshapeObservation, shape: [16, 20, 1]}"
+
+
+def test_a_run_says_that_a_grey_picture_is_read_as_a_vector(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    short = tiny("on_policy", "algo=ppo", "env.num_envs=2", "trainer.max_env_steps=64")
+    overrides = [override for override in short if not override.startswith("env=")]
+    with caplog.at_level("WARNING", "rlx"):
+        made = rlx.train(*overrides, env=lambda: Given(SCREEN), run_dir=tmp_path / "vector").run_dir
+        rlx.evaluate(made, env=lambda: Given(SCREEN))
+    (warning,) = [record.message for record in caplog.records if "grey" in record.message]
+    assert "gives grey pictures of 16 x 20 pixels" in warning
+    assert "are read as vectors of 320 numbers" in warning
+    assert f"add '{RESHAPED}'" in warning
+    caplog.clear()
+    with caplog.at_level("WARNING", "rlx"):
+        made = rlx.train(*overrides, RESHAPED, env=lambda: Given(SCREEN), run_dir=tmp_path / "image").run_dir
+    assert not caplog.records
+    assert rlx.load(made).spec.obs == {"obs": Box((16, 20, 1), "uint8")}
+
+
+@pytest.mark.parametrize(("env", "picture"), [
+    (Given(SCREEN), (16, 20)),
+    (Given(spaces.Box(0, 255, (84, 84), np.uint8)), (84, 84)),
+    (Given(spaces.Box(0, 255, (15, 84), np.uint8)), None),  # a small grid
+    (Given(spaces.Box(0, 1, (84, 84), np.float32)), None),  # numbers
+    (Given(spaces.Box(0, 255, (84, 84, 1), np.uint8)), None),  # read as an image
+    (Given(spaces.Box(0, 255, (7056,), np.uint8)), None),
+    (gym.wrappers.FlattenObservation(Given(SCREEN)), None),  # as it was asked for
+])  # fmt: skip
+def test_which_grey_pictures_are_flattened(env: gym.Env, picture: tuple[int, int] | None) -> None:
+    assert flattened_picture(with_arrays(env)) == picture

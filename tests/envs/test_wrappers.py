@@ -99,8 +99,17 @@ def test_native_vector_envs_know_no_wrappers() -> None:
     ("node", "words"),
     [
         ("TimeAwareObservations", r"Unknown wrapper .*Did you mean TimeAwareObservation\? Choices: "),
-        ({"_target_": "FrameStackObservation"}, r"env.wrappers.it \(FrameStackObservation\) does not fit.*stack_size"),
-        ({"_target_": "FrameStackObservation", "stack_size": 2, "x": 1}, r"unexpected keyword argument 'x'"),
+        (
+            "FrameStack",
+            r'FrameStackObservation needs stack_size; for example "env.wrappers.it={_target_: FrameStackObservation, '
+            r'stack_size: 4}"',
+        ),
+        ("RescaleAction", r"needs min_action and max_action; .*, min_action: -1, max_action: 1}"),
+        (
+            {"_target_": "FrameStack", "num_stack": 4},
+            "env.wrappers.it.num_stack is not an argument of FrameStackObservation; it has stack_size, padding_type",
+        ),
+        ({"_target_": "ClipAction", "low": 1}, "env.wrappers.it.low is not an argument of ClipAction; it has none"),
         ({"_target_": "GrayscaleObservation"}, "does not fit"),
         ({"stack_size": 2}, "does not name a wrapper"),
         (3, "does not name a wrapper"),
