@@ -12,6 +12,7 @@ checkpoint.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -97,9 +98,15 @@ def none(cfg: NoneConfig, spec: Spec, seed: int) -> None:
     return None
 
 
+def smallest_side(spec: Spec) -> float:
+    """Of all pictures of an observation, in pixels."""
+    return min((min(image_shape(box)[1:]) for box in spec.obs.values() if box.is_image), default=math.inf)
+
+
 def shift(cfg: ShiftConfig, spec: Spec, seed: int) -> Augment:
     check_numbers(cfg, "augment")
-    pad = cfg.pad
+    pad, side = cfg.pad, smallest_side(spec)
+    require(pad <= side, f"augment.pad={pad} moves pictures of {side} pixels out of sight; use a smaller number.")
 
     def change(rng: np.random.Generator, images: np.ndarray, out: np.ndarray) -> None:
         n, channels, height, width = images.shape
@@ -115,11 +122,10 @@ def shift(cfg: ShiftConfig, spec: Spec, seed: int) -> Augment:
 
 def crop(cfg: CropConfig, spec: Spec, seed: int) -> Augment:
     check_numbers(cfg, "augment")
-    sizes = [image_shape(box)[1:] for box in spec.obs.values() if box.is_image]
-    smallest = min((min(size) for size in sizes), default=cfg.pixels + 1)
+    side = smallest_side(spec)
     require(
-        cfg.pixels < smallest,
-        f"augment.pixels={cfg.pixels} leaves nothing of pictures of {smallest} pixels; use a smaller number.",
+        cfg.pixels < side,
+        f"augment.pixels={cfg.pixels} leaves nothing of pictures of {side} pixels; use a smaller number.",
     )
 
     def change(rng: np.random.Generator, images: np.ndarray, out: np.ndarray) -> None:

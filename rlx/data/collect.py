@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from rlx.agent import Agent
 from rlx.data.minari import Episode
 from rlx.envs.actions import box_scale, random_actions, unscaled
 from rlx.envs.evaluation import episode_seeds, walk_episodes
 from rlx.envs.vector import VectorEnv
-from rlx.obs import copy_obs, stack_obs, take_rows
+from rlx.obs import copy_obs, map_obs, stack_obs, take_rows
 from rlx.types import ObsArray, Spec
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ def episodes_of_rows(replay: Replay) -> list[Episode]:
             rows = slice(start, stop)
             ends = truncated[rows].copy()
             ends[-1] = not terminated[stop - 1]
-            obs = np.concatenate([batch.obs[rows].numpy(), batch.next_obs[stop - 1 : stop].numpy()])
+            last = take_rows(batch.next_obs, slice(stop - 1, stop))
+            obs = map_obs(lambda *parts: torch.cat(parts).numpy(), take_rows(batch.obs, rows), last)
             episodes.append(Episode(obs, action[rows], batch.reward[rows].numpy(), terminated[rows], ends))
     return episodes

@@ -9,41 +9,29 @@ What is missing is derived here, once, for every source:
     next_obs    the following `obs` of the same episode. With one more observation per episode than rows (N + episodes,
                 as Minari stores them) nothing is lost. Otherwise a terminated row, which never bootstraps, repeats its
                 own `obs`, and the last row of an episode that did not terminate has no successor and is dropped.
+
+Observations of several parts have an array for each, under keys such as `observations/pixels`: column `obs/pixels`.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlx.errors import UserError, nearest, shown
+from rlx.data.keys import ALIASES, MARKERS, OBSERVATIONS, kind_of, map_keys
+from rlx.errors import UserError, shown
+from rlx.obs import map_obs, num_rows, parts_of
 from rlx.reporting import counted
 from rlx.system import available_memory
 
 Array = NDArray[Any]
 
-# column -> the names it goes by: ours first, then D4RL, d3rlpy, Minari, imitation
-ALIASES: dict[str, tuple[str, ...]] = {
-    "obs": ("obs", "observations", "observation", "states"),
-    "action": ("action", "actions", "acts"),
-    "reward": ("reward", "rewards", "rews"),
-    "next_obs": ("next_obs", "next_observations", "next_observation", "next_states"),
-    "terminated": ("terminated", "terminals", "terminations", "terminal"),
-    "truncated": ("truncated", "timeouts", "truncations", "timeout"),
-    "ends": ("ends", "episode_terminals", "episode_ends"),
-    "starts": ("episode_starts",),
-    "ids": ("episode_ids", "episode_id", "episode_index"),
-}
-REQUIRED = ("obs", "action", "reward", "terminated")
-MARKERS = ("ends", "starts", "ids")  # of boundaries, one of which stands in for `terminated`
 CLOSE = 1e-3  # of the spread of observations: what next_obs may differ from the next obs by rounding
-LISTED = 12  # keys of a file that a sentence names
 CHUNK = 1 << 19  # bytes looked at in one go: checks need little memory, and a second look finds them in the cache
 
 
@@ -54,10 +42,10 @@ Claim = Callable[[int, int], None]  # bytes declared and bytes needed; refuses w
 class Columns(NamedTuple):
     """Columns of equal length N, episodes in order, every episode closed by a flag."""
 
-    obs: Array  # [N, *obs_shape] float32 or uint8
+    obs: Any  # [N, *obs_shape] float32 or uint8; a dict of such arrays where observations have parts
     action: Array  # [N, dim] float32, [N] or [N, components] int64
     reward: Array  # [N] float32
-    next_obs: Array
+    next_obs: Any
     terminated: Array  # [N] float32
     truncated: Array  # [N] float32
     key_map: dict[str, str]  # key in the file -> column
@@ -105,6 +93,8 @@ def on_disk(column: Any) -> bool:
 
 def take(column: Any, index: Array) -> Any:
     """Rows of a column; a column on disk stays there."""
+    if isinstance(column, dict):
+        return map_obs(lambda part: take(part, index), column)
     if isinstance(column, MappedColumn):
         return MappedColumn(column.base, index if column.index is None else column.index[index], column.dtype)
     return MappedColumn(column, index) if isinstance(column, np.memmap) else column[index]
@@ -142,17 +132,9 @@ def _assemble(
         sizes = {column: declared(name) for column, name in names.items()}
         claim(sum(math.prod(s) * d.itemsize for s, d in sizes.values()), memory_needed(sizes, mmap))
     arrays = _read_columns(names, files, read)
-    obs, next_obs, reward = arrays["obs"], arrays.get("next_obs"), arrays["reward"]
-    if len(reward) == 0:
-        raise UserError(f"{files['reward']} is empty: expected at least one transition.")
-    for column, array in arrays.items():
-        if len(array) != len(reward) and (column != "obs" or next_obs is not None):
-            raise UserError(f"{files[column]} has {len(array)} rows, expected {len(reward)} as in '{names['reward']}'.")
-    if next_obs is not None and (next_obs.shape != obs.shape or next_obs.dtype != obs.dtype):
-        raise UserError(
-            f"{files['next_obs']} has rows of shape {next_obs.shape[1:]} and dtype {next_obs.dtype}, expected "
-            f"{obs.shape[1:]} and {obs.dtype} as in '{names['obs']}'."
-        )
+    _check_alike(arrays, names, files)
+    obs, next_obs, reward = _whole(arrays, "obs"), _whole(arrays, "next_obs"), arrays["reward"]
+    stored = num_rows(obs)
     notes: list[str] = []
     ends = _marked_ends(arrays, len(reward))
     ends_only = "terminated" not in arrays and "truncated" not in arrays
@@ -163,17 +145,19 @@ def _assemble(
     flagged = terminated + arrays.get("truncated", 0) + (0 if ends is None else ends) > 0
     continues = None
     if next_obs is not None and (
-        ("truncated" not in arrays and ends is None) or _doubtful(obs, next_obs, terminated, flagged)
+        ("truncated" not in arrays and ends is None)
+        or any(parts_of(map_obs(lambda a, b: _doubtful(a, b, terminated, flagged), obs, next_obs)))
     ):
         continues = compare_successors(obs, next_obs)
     truncated = _close_episodes(continues, terminated, arrays.get("truncated"), ends, notes)
     columns = (arrays["action"], reward, terminated, truncated)
     derived = next_obs is None
     if next_obs is None:
-        keep, here, there = _successors(len(obs), terminated, truncated, files["obs"], notes)
+        where = next(file for column, file in files.items() if kind_of(column) == "obs")
+        keep, here, there = _successors(stored, terminated, truncated, where, notes)
         obs, next_obs = take(obs, here), take(obs, there)
         columns = columns if keep is None else tuple(column[keep] for column in columns)  # type: ignore[assignment]
-    made_up = derived and len(arrays["obs"]) == len(arrays["reward"])
+    made_up = derived and stored == len(arrays["reward"])
     action, reward, terminated, truncated = columns
     key_map = {name: column for column, name in names.items()}
     shuffled = continues is not None and bool(_shuffled(continues, flagged))
@@ -189,17 +173,47 @@ def _assemble(
     )
 
 
+def _whole(arrays: Mapping[str, Any], kind: str) -> Any:
+    """A column as one array, or as a dict of its parts; None if there is none."""
+    parts = {column.partition("/")[2]: array for column, array in arrays.items() if kind_of(column) == kind}
+    return parts.get("", parts or None)
+
+
+def _check_alike(arrays: Mapping[str, Any], names: Mapping[str, str], files: Mapping[str, str]) -> None:
+    """As many rows in all columns (obs may have more where next_obs is missing), and successors as observations are."""
+    rows = len(arrays["reward"])
+    if rows == 0:
+        raise UserError(f"{files['reward']} is empty: expected at least one transition.")
+    has_next = any(kind_of(column) == "next_obs" for column in arrays)
+    first = next(column for column in arrays if kind_of(column) == "obs")
+    for column, array in arrays.items():
+        like = first if kind_of(column) == "obs" and not has_next else "reward"
+        if len(array) != len(arrays[like]):
+            raise UserError(
+                f"{files[column]} has {len(array)} rows, expected {len(arrays[like])} as in '{names[like]}'."
+            )
+        if kind_of(column) == "next_obs":
+            same = column.removeprefix("next_")
+            obs = arrays[same]
+            if array.shape != obs.shape or array.dtype != obs.dtype:
+                raise UserError(
+                    f"{files[column]} has rows of shape {array.shape[1:]} and dtype {array.dtype}, expected "
+                    f"{obs.shape[1:]} and {obs.dtype} as in '{names[same]}'."
+                )
+
+
 def _read_columns(names: dict[str, str], files: dict[str, str], read: Callable[[str], Array]) -> dict[str, Any]:
     """Every column in its shape and dtype. A second thread looks for NaN while the next array is read."""
     convert = {"obs": _observation, "next_obs": _observation, "action": _action, "reward": _scalars}
     convert |= {"ids": _numbers}
-    order = sorted(names, key=list({**convert, **ALIASES}).index)  # the large ones first
+    kinds = list({**convert, **ALIASES})
+    order = sorted(names, key=lambda column: kinds.index(kind_of(column)))  # the large ones first
     columns: dict[str, Any] = {}
     with ThreadPoolExecutor(1) as pool:
         checks = []
         for column in order:
             array = _plain(read(names[column]), files[column])
-            columns[column] = convert.get(column, _flags)(array, files[column])
+            columns[column] = convert.get(kind_of(column), _flags)(array, files[column])
             if columns[column].dtype.kind == "f":
                 checks.append(pool.submit(_finite, columns[column], files[column]))
         for check in checks:
@@ -210,19 +224,21 @@ def _read_columns(names: dict[str, str], files: dict[str, str], read: Callable[[
 def memory_needed(sizes: dict[str, tuple[tuple[int, ...], np.dtype[Any]]], mmap: bool = False) -> int:
     """Bytes that columns of these shapes and dtypes take while they are read, converted and joined."""
     total = 0
-    for column, (shape, dtype) in sizes.items():
-        if mmap and column in ("obs", "next_obs"):
+    kinds = {kind_of(column) for column in sizes}
+    for name, (shape, dtype) in sizes.items():
+        column = kind_of(name)
+        if mmap and column in OBSERVATIONS:
             continue
         entries = math.prod(shape)
         flag = column in ("terminated", "truncated", *MARKERS)
         final: Any = np.float32
-        if dtype == np.uint8 and column in ("obs", "next_obs"):
+        if dtype == np.uint8 and column in OBSERVATIONS:
             final = np.uint8
         elif dtype.kind in "iu" and column == "action":
             final = np.int64
         converted = entries * np.dtype(final).itemsize
         total += entries * dtype.itemsize + (converted if flag or dtype != final else 0)
-        if column == "obs" and "next_obs" not in sizes:
+        if column == "obs" and "next_obs" not in kinds:
             total += 2 * converted  # obs and next_obs are picked from it
     return total
 
@@ -239,39 +255,6 @@ def claim_memory(source: str) -> Claim:
             )
 
     return claim
-
-
-def map_keys(keys: Collection[str], source: str) -> dict[str, str]:
-    """Column -> the key that holds it; exactly one key for each, and the required ones present."""
-    names: dict[str, str] = {}
-    for column, aliases in ALIASES.items():
-        present = [name for name in aliases if name in keys]
-        if len(present) > 1:
-            listed = " and ".join(f"'{name}'" for name in present)
-            raise UserError(f"{source}: the keys {listed} both mean '{column}': expected one, so remove the others.")
-        if present:
-            names[column] = present[0]
-    for column in REQUIRED:
-        if column not in names and (column != "terminated" or not names.keys() & set(MARKERS)):
-            raise UserError(_missing(column, keys, source))
-    return names
-
-
-def _missing(column: str, keys: Collection[str], source: str) -> str:
-    if not keys:
-        return f"{source}: holds no arrays: expected the keys obs, action, reward, terminated (or their usual names)."
-    if column == "terminated" and {"done", "dones"} & set(keys):
-        return (
-            f"{source}: 'done' does not tell a terminal state from a time limit: expected 'terminated' and 'truncated' "
-            "(or 'terminals' and 'timeouts'), so save those two instead."
-        )
-    aliases = ", ".join(f"'{name}'" for name in ALIASES[column])
-    some = [shown(key, 60) for key in itertools.islice(keys, 100 * LISTED)]  # a file may have a million
-    close = nearest(column, some)
-    hint = f"; did you mean '{close}'" if close else ""
-    return (
-        f"{source}: no key for '{column}': expected one of {aliases}, found {', '.join(sorted(some)[:LISTED])}{hint}."
-    )
 
 
 def chunks(column: Any) -> Iterator[slice]:
@@ -413,7 +396,12 @@ def _close_episodes(
 
 
 def compare_successors(obs: Any, next_obs: Any) -> Array:
-    """[N] is a row's next_obs the obs of the row after it? Not for the last one, which has none."""
+    """[N] is a row's next_obs the obs of the row after it, in every part? Not for the last one, which has none."""
+    compared: Array = np.logical_and.reduce(parts_of(map_obs(_compare_part, obs, next_obs)))
+    return compared
+
+
+def _compare_part(obs: Any, next_obs: Any) -> Array:
     continues = np.ones(len(obs), dtype=bool)
     continues[-1] = False
     for part in chunks(obs):

@@ -28,7 +28,9 @@ from rlx.data.columns import (
     on_disk,
     take,
 )
+from rlx.data.keys import kind_of, listed_parts, opened
 from rlx.errors import UserError
+from rlx.obs import named_parts, parts_of
 from rlx.reporting import counted
 from rlx.returns import discounted_returns, going_on
 from rlx.types import NO_ENV, Spec
@@ -48,7 +50,7 @@ class TransitionDataset:
     """Offline transitions; see the fields below for shapes."""
 
     def __init__(self, columns: Columns, source: str, env_id: str | None = None):
-        self.obs = columns.obs  # [N, *obs_shape] float32 or uint8
+        self.obs = columns.obs  # [N, *obs_shape] float32 or uint8; of several parts, a dict of such arrays
         self.action = columns.action  # [N, dim] float32, or [N] int64
         self.reward = columns.reward  # [N] float32, after the reward transform if there was one
         self.next_obs = columns.next_obs  # [N, *obs_shape]
@@ -78,7 +80,11 @@ class TransitionDataset:
     def from_dict(
         cls, arrays: Mapping[str, Any], *, spec: Spec | None = None, source: str = "arrays", env_id: str | None = None
     ) -> TransitionDataset:
-        """A dataset from arrays under any of the usual names; with a spec also checked and scaled for it."""
+        """A dataset from arrays under any of the usual names; with a spec also checked and scaled for it.
+
+        Observations of several parts are a dict of arrays, or have keys such as `observations/pixels`.
+        """
+        arrays = opened(arrays)
 
         def declared(key: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
             given = arrays[key]
@@ -92,20 +98,21 @@ class TransitionDataset:
         return len(self.reward)
 
     def __repr__(self) -> str:
-        obs, action = ((tuple(c.shape[1:]), c.dtype) for c in (self.obs, self.action))
+        columns = named_parts("obs", self.obs) | {"action": self.action}
+        told = ", ".join(f"{name} {tuple(column.shape[1:])} {column.dtype}" for name, column in columns.items())
         return (
-            f"TransitionDataset({len(self):,} transitions, {int(self.ends.sum()):,} episodes, obs {obs[0]} {obs[1]}, "
-            f"action {action[0]} {action[1]}, source={self.source!r})"
+            f"TransitionDataset({len(self):,} transitions, {int(self.ends.sum()):,} episodes, {told}, "
+            f"source={self.source!r})"
         )
 
     @property
     def memory(self) -> str:
-        return "mmap" if on_disk(self.obs) else "ram"
+        return "mmap" if any(on_disk(part) for part in parts_of(self.obs)) else "ram"
 
     @property
     def nbytes(self) -> int:
         columns = (self.obs, self.next_obs, self.action, self.reward, self.terminated, self.truncated)
-        return sum(column.nbytes for column in columns)
+        return sum(part.nbytes for column in columns for part in parts_of(column))
 
     @property
     def episodes(self) -> Array:
@@ -150,7 +157,7 @@ class TransitionDataset:
         return np.add.reduceat(self.raw_reward.astype(np.float64), self.episodes[:, 0])
 
     def obs_statistics(self) -> tuple[Array, Array]:
-        """Mean and standard deviation of the observations, read piece by piece."""
+        """Mean and standard deviation of the observations, read piece by piece; not of those of several parts."""
         mean = sum(self.obs[rows].sum(0, dtype=np.float64) for rows in chunks(self.obs)) / len(self)
         squares = sum(np.square(self.obs[rows] - mean).sum(0) for rows in chunks(self.obs))
         return mean.astype(np.float32), np.sqrt(squares / len(self)).astype(np.float32)
@@ -163,8 +170,8 @@ class TransitionDataset:
         """
         some = np.linspace(0, len(self) - 1, min(len(self), SAMPLED_ROWS)).astype(np.int64)
         checksums = {"rows": len(self)}
-        for name in ("obs", "next_obs", "action", "raw_reward", "terminated", "truncated"):
-            column = getattr(self, name)
+        columns = ("obs", "next_obs", "action", "raw_reward", "terminated", "truncated")
+        for name, column in self._arrays(columns).items():
             checksums[f"some {name}"] = zlib.crc32(np.ascontiguousarray(column[some]).data)
             if not on_disk(column):
                 checksums[name] = 0
@@ -242,6 +249,9 @@ class TransitionDataset:
         """The same rows in columns that are views of other memory, so that this dataset's own can be freed."""
         names = [name for name in ("obs", "action", "reward", "next_obs", "terminated", "mc_return") if name in views]
         made = self._with(**{name: views[name] for name in names})
+        if isinstance(self.obs, dict):  # of a dict, some parts may be views and others not
+            made.obs = {part: views.get(f"obs.{part}", own) for part, own in self.obs.items()}
+            made.next_obs = {part: views.get(f"next_obs.{part}", own) for part, own in self.next_obs.items()}
         if self.raw_reward is self.reward:
             made.raw_reward = made.reward
         return made
@@ -262,13 +272,16 @@ class TransitionDataset:
         return made
 
     def key_of(self, column: str) -> str:
-        """What the file calls a column."""
+        """What the file calls a column, or all parts of one."""
+        if column not in self.key_map.values():  # `observations` of `observations/pixels`
+            column_keys = (kind_of(key) for key, name in self.key_map.items() if kind_of(name) == column)
+            return next(column_keys, column)
         return next((key for key, name in self.key_map.items() if name == column), column)
 
     def save(self, path: str | Path) -> Path:
         """Write an uncompressed .npz that loads again from memory or memory-mapped."""
         names = ("obs", "action", "reward", "next_obs", "terminated", "truncated")
-        arrays: dict[str, Any] = {name: np.asarray(getattr(self, name)) for name in names}
+        arrays: dict[str, Any] = {name: np.asarray(column) for name, column in self._arrays(names).items()}
         arrays["reward"] = self.raw_reward
         if self.env_id is not None:
             arrays["env_id"] = np.array(self.env_id)
@@ -279,6 +292,10 @@ class TransitionDataset:
     @functools.cached_property
     def _group_rows(self) -> list[Array]:
         return [np.flatnonzero(self.group == group) for group in range(len(self.shares))]
+
+    def _arrays(self, columns: tuple[str, ...]) -> dict[str, Any]:
+        """Columns by name, and parts as "obs/pixels"."""
+        return {name: x for column in columns for name, x in named_parts(column, getattr(self, column)).items()}
 
     def _with(self, **changes: Any) -> TransitionDataset:
         made = copy.copy(self)
@@ -327,15 +344,8 @@ def n_step_returns(reward: Array, ends: Array, n: int, discount: float) -> tuple
 def check_fits(dataset: TransitionDataset, spec: Spec, any_env: bool = False) -> None:
     """Refuse data that the env does not fit, in one sentence."""
     _check_env(dataset, spec, any_env)
-    obs, action = dataset.obs, dataset.action
-    where = f"{dataset.source}: key '{dataset.key_of('obs')}'"
-    if tuple(obs.shape[1:]) != tuple(spec.obs_shape):
-        raise UserError(
-            f"{where} has observations of shape {tuple(obs.shape[1:])}, expected {tuple(spec.obs_shape)} for "
-            f"{spec.env_id}; choose the env that the data came from."
-        )
-    if str(obs.dtype) != spec.obs_dtype:
-        raise UserError(f"{where} has dtype {obs.dtype}, expected {spec.obs_dtype} for {spec.env_id}.")
+    _check_obs(dataset, spec)
+    action = dataset.action
     where = f"{dataset.source}: key '{dataset.key_of('action')}'"
     kind = "box" if action.dtype.kind == "f" else "discrete"
     if (kind == "box") == spec.discrete:
@@ -353,6 +363,41 @@ def check_fits(dataset: TransitionDataset, spec: Spec, any_env: bool = False) ->
                 f"{where} holds choices from {low} to {high}, expected 0 up to {max(spec.action_sizes) - 1} "
                 f"for {spec.env_id}."
             )
+
+
+def _check_obs(dataset: TransitionDataset, spec: Spec) -> None:
+    """The parts of the env's observations, each in its shape and dtype."""
+    stored, wanted = named_parts("obs", dataset.obs), named_parts("obs", dict(spec.boxes) or spec.obs["obs"])
+    if stored.keys() != wanted.keys():
+        key, what = dataset.key_of("obs"), "save each of them as an array"
+        expected = ", ".join(f"'{key}/{name}'" for name, _ in spec.boxes)
+        if not spec.boxes:
+            expected = f"one array of shape {tuple(spec.obs_shape)}"
+            what = "choose the env that the data came from, or save one array"
+        parts = listed_parts([name.partition("/")[2] for name in stored])
+        raise UserError(f"{dataset.source}: '{key}' holds {parts}, expected {expected} for {spec.env_id}; {what}.")
+    for name, obs in stored.items():
+        where, box = f"{dataset.source}: key '{dataset.key_of(name)}'", wanted[name]
+        shape, expected_shape = tuple(obs.shape[1:]), tuple(box.shape)
+        if shape != expected_shape:
+            raise UserError(
+                f"{where} has observations of shape {shape}, expected {expected_shape} for {spec.env_id}; "
+                f"{_moved(shape, expected_shape) or 'choose the env that the data came from.'}"
+            )
+        if str(obs.dtype) != box.dtype:
+            stored_as = f"is read as {obs.dtype}" if obs.dtype == np.float32 else f"has dtype {obs.dtype}"
+            raise UserError(f"{where} {stored_as}, expected {box.dtype} for {spec.env_id}; save it as {box.dtype}.")
+
+
+def _moved(shape: tuple[int, ...], expected: tuple[int, ...]) -> str | None:
+    """What to do about pictures whose channels are at the other end."""
+    if len(shape) != 3:
+        return None
+    if (*shape[1:], shape[0]) == expected:
+        return "their channels come first, and should come last; save them as np.moveaxis(pictures, 1, -1)."
+    if (shape[-1], *shape[:-1]) == expected:
+        return "their channels come last, and should come first; save them as np.moveaxis(pictures, -1, 1)."
+    return None
 
 
 def _check_env(dataset: TransitionDataset, spec: Spec, any_env: bool) -> None:

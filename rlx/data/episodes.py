@@ -20,6 +20,7 @@ import numpy as np
 from rlx.data.columns import Array
 from rlx.data.dataset import TransitionDataset
 from rlx.errors import UserError
+from rlx.obs import map_obs, parts_of
 
 log = logging.getLogger("rlx")
 
@@ -205,8 +206,12 @@ def reset_rows(dataset: TransitionDataset) -> Array:
 
 def _steps(dataset: TransitionDataset, rows: Array) -> Array:
     """[rows, dim] how far each entry of the observation moves."""
-    before, after = (np.asarray(column[rows], dtype=np.float64) for column in (dataset.obs, dataset.next_obs))
-    return np.abs(after - before).reshape(len(rows), -1)
+
+    def moved(obs: Any, next_obs: Any) -> Array:
+        before, after = (np.asarray(column[rows], dtype=np.float64) for column in (obs, next_obs))
+        return np.abs(after - before).reshape(len(rows), -1)
+
+    return np.concatenate(parts_of(map_obs(moved, dataset.obs, dataset.next_obs)), axis=1)
 
 
 def _sorted_ends(dataset: TransitionDataset, limit: int | None, env_id: str) -> TransitionDataset:

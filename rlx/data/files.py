@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlx.data.columns import Array, plain_dtype
+from rlx.data.keys import PARTS, check_part
 from rlx.errors import UserError, shown
 from rlx.files import open_regular
 from rlx.system import available_memory
@@ -298,6 +299,27 @@ def hdf5_dataset(node: Any, key: str, path: Path) -> Any:
         if pieces > CHUNKS + path.stat().st_size // 8:  # each of them takes at least an address in the file
             raise UserError(f"{where} is cut into {pieces:,} pieces, most of them never written; save it again.")
     return dataset
+
+
+def hdf5_parts(group: Any, path: Path) -> dict[str, Any]:
+    """The arrays below a group by name, "camera/left"; each object once, as groups can hold themselves."""
+    import h5py
+
+    arrays: dict[str, Any] = {}
+
+    def note(name: str, item: Any) -> bool | None:
+        if isinstance(item, h5py.Dataset):
+            check_part(name, f"{path}: {group.name}")
+            arrays[name] = item
+        return True if len(arrays) > PARTS else None  # which ends the visit
+
+    if group.visititems(note):
+        raise UserError(
+            f"{path}: key '{shown(group.name.strip('/'), 60)}' has more than {PARTS} parts: expected a few."
+        )
+    if not arrays:
+        raise UserError(f"{path}: key '{shown(group.name.strip('/'), 60)}' is an empty group: expected arrays in it.")
+    return arrays
 
 
 def hdf5_declared(dataset: Any, where: str) -> tuple[tuple[int, ...], np.dtype[Any]]:

@@ -10,6 +10,7 @@ from rlx.data.columns import chunks
 from rlx.data.dataset import TransitionDataset, check_fits, scale_actions
 from rlx.data.episodes import doubt_order, doubt_terminals
 from rlx.errors import UserError
+from rlx.obs import named_parts, parts_of
 from rlx.types import Spec
 
 SHOWN = 8  # dimensions of a vector that are written out
@@ -31,7 +32,10 @@ def inspect_dataset(dataset: TransitionDataset, spec: Spec | None = None) -> lis
         ("length", _distribution(lengths)),
         ("return", _distribution(dataset.returns())),
         ("reward", _range(dataset.raw_reward)),
-        ("obs", f"{tuple(dataset.obs.shape[1:])} {dataset.obs.dtype}, {_range(dataset.obs)}"),
+        *(
+            (name, f"{tuple(part.shape[1:])} {part.dtype}, {_range(part)}")
+            for name, part in named_parts("obs", dataset.obs).items()
+        ),
         ("action", _actions(dataset)),
         ("saturation", _saturation(dataset, spec)),
         ("NaN or inf", _not_finite(dataset)),
@@ -105,7 +109,7 @@ def _saturation(dataset: TransitionDataset, spec: Spec | None) -> str:
 def _not_finite(dataset: TransitionDataset) -> str:
     """Loading refuses them; this looks again, after a reward transform for example."""
     count = 0
-    for column in (dataset.obs, dataset.next_obs, dataset.action, dataset.reward):
+    for column in (*parts_of(dataset.obs), *parts_of(dataset.next_obs), dataset.action, dataset.reward):
         if column.dtype.kind == "f":
             count += sum(int((~np.isfinite(column[rows])).sum()) for rows in chunks(column))
     return str(count)

@@ -6,6 +6,7 @@ and loses its name at once, so that nothing of it is left when the process ends,
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import tempfile
@@ -18,6 +19,14 @@ import numpy as np
 from rlx.errors import UserError
 
 Allocate = Callable[[tuple[int, ...], Any], np.ndarray]  # zeros of a shape and a dtype
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def in_units(nbytes: int) -> str:
+    """A size in MiB, or in GiB from one on."""
+    return f"{nbytes / 2**30:.1f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.1f} MiB"
 
 
 def in_memory(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -37,9 +46,14 @@ def on_disk(folder: Path) -> Allocate:
                 os.posix_fallocate(file.fileno(), 0, nbytes)
                 return np.memmap(file, dtype, "r+", shape=shape)  # the mapping outlives the descriptor
         except OSError as error:
+            if error.errno in FULL:
+                raise UserError(
+                    f"{folder} has no room for {in_units(nbytes)} of a replay ({error.strerror}); use a smaller "
+                    "replay.capacity, or a run_dir on another disk."
+                ) from error
             raise UserError(
-                f"{folder} has no room for {nbytes / 2**30:.1f} GiB of a replay ({error.strerror}); use a smaller "
-                "replay.capacity, or a run_dir on another disk."
+                f"{folder} cannot be written to, which replay.memory=mmap needs ({error.strerror}); use another "
+                "run_dir, or replay.memory=ram."
             ) from error
 
     return allocate

@@ -7,11 +7,8 @@ itself (see BUILT_IN) is made on first use when it is not there yet.
 
 from __future__ import annotations
 
-import io
-import itertools
 import json
 import logging
-import math
 import os
 import re
 import shutil
@@ -20,7 +17,6 @@ import tempfile
 import threading
 import urllib.parse
 import urllib.request
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,26 +25,19 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 
-from rlx.data.columns import LISTED, Array
+from rlx.data.columns import Array
 from rlx.data.dataset import TransitionDataset
-from rlx.data.files import (
-    COPIES,
-    Allowance,
-    env_name,
-    existing,
-    first_line,
-    hdf5_array,
-    hdf5_dataset,
-    hdf5_file,
-    readable,
-)
+from rlx.data.files import COPIES, Allowance, env_name, existing, first_line, hdf5_array, hdf5_file, readable
+from rlx.data.keys import kind_of
+from rlx.data.minari_obs import plan_observations, read_observations
 from rlx.data.pendulum_data import pendulum_mixed
 from rlx.errors import UserError, nearest, shown
 from rlx.files import read_bounded
+from rlx.obs import map_obs
+from rlx.reporting import muted
 
 log = logging.getLogger("rlx")
 
-GOAL_KEYS = ("observation", "achieved_goal", "desired_goal")  # in the order in which they are joined
 STEP_KEYS = ("actions", "rewards", "terminations", "truncations")
 CONNECT_SECONDS = 3.0  # how long to wait for a sign of a network before a download
 
@@ -56,7 +45,7 @@ CONNECT_SECONDS = 3.0  # how long to wait for a sign of a network before a downl
 class Episode(NamedTuple):
     """One episode to be written; T transitions, T + 1 observations, actions in env units."""
 
-    obs: Array
+    obs: Any  # an array, or a dict of arrays by name, "camera/left" for those inside another dict
     action: Array
     reward: Array
     terminated: Array
@@ -113,7 +102,7 @@ def load_episodes(dataset_id: str, root: str | None = None) -> list[Episode]:
     data = read_minari(dataset_id, root)
     return [
         Episode(
-            np.concatenate([data.obs[start:stop], data.next_obs[stop - 1 : stop]]),
+            map_obs(lambda o, n, a=start, z=stop: np.concatenate([o[a:z], n[z - 1 : z]]), data.obs, data.next_obs),
             data.action[start:stop],
             data.raw_reward[start:stop],
             data.terminated[start:stop] > 0,
@@ -161,14 +150,15 @@ def read_minari_folder(folder: Path) -> TransitionDataset:
         raise UserError(f"{file}: total_steps is {kind}, expected an integer; get the dataset again.")
     data = _inside(folder, "main_data.hdf5")
     with hdf5_file(data) as h5:
-        arrays = _read_episodes(h5, data, _image_shape(metadata, file))
+        arrays = _read_episodes(h5, data, metadata, file)
     dataset = TransitionDataset.from_dict(arrays, source=str(folder), env_id=_env_id(metadata))
     if stated is not None and stated != len(dataset):
         raise UserError(
             f"{data}: holds {len(dataset)} transitions, expected {stated} as its metadata says; it is incomplete."
         )
     dataset.derived = True  # next_obs came from the observations
-    dataset.key_map = {key: column for key, column in dataset.key_map.items() if key in ("observations", *STEP_KEYS)}
+    kept = ("observations", *STEP_KEYS)
+    dataset.key_map = {key: column for key, column in dataset.key_map.items() if kind_of(key) in kept}
     dataset.notes += ("next_obs taken from the observations, which include the last one of every episode",)
     return dataset
 
@@ -185,11 +175,12 @@ def _inside(folder: Path, name: str) -> Path:
     return existing(file, "Minari")
 
 
-def _read_episodes(h5: Any, data: Path, image: tuple[int, ...] | None) -> dict[str, Array]:
+def _read_episodes(h5: Any, data: Path, metadata: dict[str, Any], file: Path) -> dict[str, Array]:
     """All episodes one after the other; `ends` closes those that were stopped without a flag."""
     import h5py
 
-    columns: dict[str, list[Array]] = {key: [] for key in ("observations", "next_observations", *STEP_KEYS, "ends")}
+    columns: dict[str, list[Array]] = {}
+    plan = None
     allowance = Allowance(data)
     if not len(h5):
         raise UserError(f"{data}: holds no episodes, expected at least one.")
@@ -198,83 +189,31 @@ def _read_episodes(h5: Any, data: Path, image: tuple[int, ...] | None) -> dict[s
             raise UserError(f"{data}: no key 'episode_{i}', expected episodes numbered from 0 to {len(h5) - 1}.")
         if not isinstance(episode, h5py.Group):
             raise UserError(f"{data}: key 'episode_{i}' is an array, expected a group of them.")
-        observations = _read_obs(episode, data, image, allowance)
+        if plan is None:
+            space, jpeg = _json(metadata.get("observation_space")), bool(metadata.get("jpeg_encoding", True))
+            plan = plan_observations(episode, space, jpeg, data, file)
+        observations = read_observations(episode, plan, data, allowance)
         arrays = {key: hdf5_array(episode, key, data, allowance, COPIES) for key in STEP_KEYS}
-        for key, array in {"observations": observations, **arrays}.items():
-            if not array.ndim:
-                raise UserError(f"{data}: key 'episode_{i}/{key}' is a single number, expected an array.")
-        steps = len(arrays["rewards"])
-        for key, rows in {"observations": len(observations) - 1, **{k: len(v) for k, v in arrays.items()}}.items():
-            if rows != steps:
-                extra = int(key == "observations")
-                raise UserError(
-                    f"{data}: key 'episode_{i}/{key}' has {rows + extra} rows, expected {steps + extra} for {steps} "
-                    "rewards."
-                )
-        arrays |= {"observations": observations[:-1], "next_observations": observations[1:]}
-        arrays["ends"] = np.arange(1, steps + 1) == steps
+        _check_episode(observations, arrays, f"{data}: key 'episode_{i}")
+        for key, array in observations.items():
+            arrays |= {key: array[:-1], f"next_{key}": array[1:]}
+        arrays["ends"] = np.arange(1, len(arrays["rewards"]) + 1) == len(arrays["rewards"])
         for key, array in arrays.items():
-            columns[key].append(array)
+            columns.setdefault(key, []).append(array)
     with readable(data, "Minari episodes of one shape"):
         return {key: np.concatenate(columns.pop(key)) for key in list(columns)}
 
 
-def _read_obs(episode: Any, data: Path, image: tuple[int, ...] | None, allowance: Allowance) -> Array:
-    """[T + 1, ...] observations of an episode; goal observations are joined, JPEG images decoded."""
-    stored = episode.get("observations")
-    if stored is not None and hasattr(stored, "keys"):
-        if sorted(stored.keys()) != sorted(GOAL_KEYS):
-            parts = ", ".join(shown(key, 60) for key in itertools.islice(stored.keys(), LISTED))
-            raise UserError(
-                f"{data}: key 'observations' has the parts {parts}, expected one array or the goal "
-                f"observations {', '.join(GOAL_KEYS)}."
-            )
-        arrays = [hdf5_array(stored, key, data, allowance, COPIES) for key in GOAL_KEYS]
-        return np.concatenate([array.reshape(len(array), -1) for array in arrays], axis=1)
-    if image is None:
-        return hdf5_array(episode, "observations", data, allowance, COPIES)
-    return _read_images(hdf5_dataset(episode, "observations", data), data, image, allowance)
-
-
-def _read_images(stored: Any, data: Path, image: tuple[int, ...], allowance: Allowance) -> Array:
-    """[T + 1, ...] images that are stored as JPEG, one by one: only their bytes tell how many those are."""
-    import h5py
-
-    if stored.ndim != 1 or h5py.check_vlen_dtype(stored.dtype) != np.uint8:
-        raise UserError(f"{data}: key '{stored.name}' is not a list of JPEG images, as its metadata says.")
-    nbytes = len(stored) * math.prod(image)
-    allowance.claim(nbytes, COPIES * nbytes)
-    images = np.empty((len(stored), *image), np.uint8)
-    for i in range(len(stored)):
-        images[i] = _decode(stored[i], image, f"{data}: key '{stored.name}', row {i},")
-    return images
-
-
-def _decode(encoded: Array, shape: tuple[int, ...], where: str) -> Array:
-    from PIL import Image
-
-    try:
-        opened = Image.open(io.BytesIO(encoded.tobytes()), formats=("JPEG",))
-    except Image.DecompressionBombError as error:
-        raise UserError(f"{where} is too large ({first_line(error)}).") from error
-    with opened as image:
-        height, width = shape[:2]
-        if image.size != (width, height):  # before it is decoded, which allocates what it says
-            raise UserError(f"{where} is an image of {image.size}, expected {(width, height)} as its metadata says.")
-        decoded = np.asarray(image, dtype=np.uint8)
-    if decoded.shape != shape:
-        raise UserError(f"{where} is an image of shape {decoded.shape}, expected {shape} as its metadata says.")
-    return decoded
-
-
-def _image_shape(metadata: dict[str, Any], file: Path) -> tuple[int, ...] | None:
-    """The shape of observations that Minari stores as JPEG: bytes 0 to 255, at least 32 x 32."""
-    space = _json(metadata.get("observation_space"))
-    shape = space.get("shape") or ()
-    if not isinstance(shape, list | tuple) or not all(type(n) is int and 0 < n < 2**31 for n in shape):
-        raise UserError(f"{file}: the shape of observation_space is {shown(shape, 60)}, expected integers.")
-    image = space.get("dtype") == "uint8" and len(shape) in (2, 3) and min(shape[:2]) >= 32
-    return tuple(shape) if image and metadata.get("jpeg_encoding", True) else None
+def _check_episode(observations: dict[str, Array], arrays: dict[str, Array], where: str) -> None:
+    """As many rows of everything, and one more of observations."""
+    for key, array in {**observations, **arrays}.items():
+        if not array.ndim:
+            raise UserError(f"{where}/{key}' is a single number, expected an array.")
+    steps = len(arrays["rewards"])
+    for key, array in {**observations, **arrays}.items():
+        expected = steps + (key in observations)
+        if len(array) != expected:
+            raise UserError(f"{where}/{key}' has {len(array)} rows, expected {expected} for {steps} rewards.")
 
 
 def _env_id(metadata: dict[str, Any]) -> str | None:
@@ -329,7 +268,7 @@ def write_minari(
         EpisodeBuffer(
             id=i,
             seed=e.seed,
-            observations=e.obs,
+            observations=_nested(e.obs),
             actions=e.action,
             rewards=e.reward,
             terminations=e.terminated,
@@ -347,12 +286,12 @@ def write_minari(
             f"Cannot write {dataset_id} to {storage} ({error.strerror}); set MINARI_DATASETS_PATH."
         ) from error
     try:
-        with storage_at(beside), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about an author, a link and an evaluation env that are not given
+        with storage_at(beside), muted():  # of an author, a link and an evaluation env that are not given
             minari.create_dataset_from_buffers(
                 dataset_id,
                 buffers,
                 env=spec,
+                observation_space=_space_of(episodes[0].obs) if isinstance(episodes[0].obs, dict) else None,
                 algorithm_name=algorithm,
                 author="rlx",
                 description=description,
@@ -361,6 +300,28 @@ def write_minari(
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     return folder
+
+
+def _nested(obs: Any) -> Any:
+    """Parts such as "camera/left" as dicts inside a dict, which is how Minari names them."""
+    if not isinstance(obs, dict):
+        return obs
+    nested: dict[str, Any] = {}
+    for name, part in obs.items():
+        *above, last = name.split("/")
+        inner = nested
+        for key in above:
+            inner = inner.setdefault(key, {})
+        inner[last] = part
+    return nested
+
+
+def _space_of(obs: Any) -> gymnasium.Space[Any]:
+    """The space of observations as rlx has them: vectors and images, where the env may have more kinds."""
+    if isinstance(obs, dict):
+        return gymnasium.spaces.Dict([(name, _space_of(part)) for name, part in _nested(obs).items()])
+    low, high = (0, 255) if obs.dtype == np.uint8 else (-np.inf, np.inf)
+    return gymnasium.spaces.Box(low, high, obs.shape[1:], obs.dtype.type)
 
 
 def _publish(beside: Path, folder: Path, storage: Path) -> None:

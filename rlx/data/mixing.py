@@ -15,6 +15,7 @@ import numpy as np
 from rlx.data.columns import Array
 from rlx.data.dataset import TransitionDataset, apportion
 from rlx.errors import UserError
+from rlx.obs import map_obs, named_parts, parts_of
 from rlx.system import enough_memory
 
 log = logging.getLogger("rlx")
@@ -102,7 +103,8 @@ def _counts(
         )
     counts = apportion(size or largest, shares)
     if oversample:
-        row = sum(getattr(next(iter(datasets.values())), name)[:1].nbytes for name in COLUMNS)
+        first = next(iter(datasets.values()))
+        row = sum(part[:1].nbytes for name in COLUMNS for part in parts_of(getattr(first, name)))
         rows = sum(counts)
         with enough_memory(2 * rows * row, f"A mix of {rows:,} rows", lambda k: f"try dataset.size={int(rows * k)}"):
             return counts
@@ -114,8 +116,12 @@ def _check_alike(datasets: Mapping[str, TransitionDataset]) -> None:
     for name, other in datasets.items():
         if other.memory == "mmap":
             raise UserError(f"'{name}' is memory-mapped and cannot be part of a mix; set memory=ram for it.")
-        for column in ("obs", "action"):
-            a, b = getattr(first, column), getattr(other, column)
+        ours, theirs = (named_parts("obs", data.obs) | {"action": data.action} for data in (first, other))
+        if ours.keys() != theirs.keys():
+            has, expected = (", ".join(columns) for columns in (theirs, ours))
+            raise UserError(f"'{name}' cannot be mixed with '{first_name}': it has {has}, expected {expected}.")
+        for column, a in ours.items():
+            b = theirs[column]
             if a.shape[1:] != b.shape[1:] or a.dtype != b.dtype:
                 raise UserError(
                     f"'{name}' cannot be mixed with '{first_name}': its {column} has shape {tuple(b.shape[1:])} and "
@@ -130,7 +136,7 @@ def _check_alike(datasets: Mapping[str, TransitionDataset]) -> None:
 def _join(parts: list[TransitionDataset], names: list[str]) -> TransitionDataset:
     mixed = parts[0]._with(mc_return=None, discount=None)
     for column in COLUMNS:
-        setattr(mixed, column, np.concatenate([getattr(part, column) for part in parts]))
+        setattr(mixed, column, map_obs(lambda *rows: np.concatenate(rows), *(getattr(part, column) for part in parts)))
     known = [~part.ends if part.continues is None else part.continues for part in parts]
     mixed.continues = None if all(part.continues is None for part in parts) else np.concatenate(known)
     for flag in ("shuffled", "derived", "made_up", "ends_only", "order_matters"):

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlx.config.schemas import PRIORITY_FIELDS
 from rlx.data.hindsight import BYTES, Hindsight
 from rlx.data.mapped import Allocate, in_memory, on_disk
 from rlx.data.n_step import look_ahead, read_n_step, read_n_step_natively
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
     from rlx.rewards import RewardTransform
 
 log = logging.getLogger("rlx")
-
-PRIORITY_FIELDS = ("alpha", "beta", "beta_end", "beta_batches", "eps")  # fields that only a prioritized replay reads
 
 
 @dataclass
@@ -177,6 +176,11 @@ class Replay:
         """Bytes of memory when full."""
         total = self.store.nbytes + (BYTES * self.capacity if self.hindsight else 0)
         return total + (Priorities.needed_bytes(self.capacity) if self.priorities else 0)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of memory per transition."""
+        return max(1, self.store.nbytes // self.capacity)
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
@@ -436,7 +440,9 @@ class DatasetReplay:
             self.store = Store(layout, len(dataset), 1, discount, lambda slots: {}, find_ends=n_step > 1)
         flags = (dataset.terminated, np.where(dataset.ends, 1.0 - dataset.terminated, 0.0))
         self.store.add(dataset.obs, dataset.action, dataset.reward, dataset.next_obs, *flags, dataset.mc_return)
-        self.store.columns = {name: Pairs(dataset.obs, dataset.next_obs, 1) for name in layout.apart}
+        self.store.columns = {
+            name: Pairs(layout.part(dataset.obs, name), layout.part(dataset.next_obs, name), 1) for name in layout.apart
+        }
         self.dataset = dataset.with_views(self.store.views())
         self._rng = _generator(seed)
 

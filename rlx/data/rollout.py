@@ -35,6 +35,7 @@ class RolloutBuffer:
             **{self._key("next_obs", name): (box.shape, np.dtype(box.dtype)) for name, box in spec.obs.items()},
             "terminated": number,
             "truncated": number,
+            "lost_life": ((), np.bool_),
         }
         row = sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in columns.values())
         what = f"A rollout of {counted(length, 'step')} in {counted(num_envs, 'env')}"
@@ -63,11 +64,13 @@ class RolloutBuffer:
         terminated: np.ndarray,
         truncated: np.ndarray,
         carry: Carry = (),
+        lost_life: np.ndarray | None = None,
     ) -> None:
         """Append one step of all envs; `carry` is what the actor remembered before it."""
         if self.size == 0:
             self.carry = carry
-        values = (*self._parts(obs), action, reward, *self._parts(next_obs), terminated, truncated)
+        lost = False if lost_life is None else lost_life
+        values = (*self._parts(obs), action, reward, *self._parts(next_obs), terminated, truncated, lost)
         for column, value in zip(self._columns.values(), values, strict=True):
             column[self.size] = value
         self.size += 1
@@ -93,6 +96,7 @@ class RolloutBuffer:
         if self.size:
             last = self.size - 1
             self._columns["truncated"][last, lanes] = 1.0 - self._columns["terminated"][last, lanes]
+            self._columns["lost_life"][last, lanes] = False
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
@@ -104,7 +108,10 @@ class RolloutBuffer:
     def load_tensors(self, saved: Mapping[str, Tensor]) -> None:
         self.size = len(saved["reward"])
         for name, column in self._columns.items():
-            column[: self.size] = saved[name].numpy()
+            if name in saved or name != "lost_life":  # which older checkpoints lack
+                column[: self.size] = saved[name].numpy()
+            else:
+                column[: self.size] = False
         self.carry = [saved[f"carry.{i}"] for i in range(sum(name.startswith("carry.") for name in saved))]
 
     def state(self) -> dict[str, Any]:

@@ -7,15 +7,19 @@ from typing import Any
 import numpy as np
 
 from rlx.data.dataset import TransitionDataset
-from rlx.types import NO_ENV, Spec
+from rlx.obs import map_obs
+from rlx.types import NO_ENV, Box, Spec
 
 
 def spec_of_dataset(dataset: TransitionDataset) -> Spec:
     """The Spec that a dataset implies, where there is no env; the action box is the range of the data."""
+    boxes = map_obs(lambda part: Box(tuple(part.shape[1:]), str(part.dtype)), dataset.obs)
+    single = boxes if isinstance(boxes, Box) else Box((), "float32")
     common: dict[str, Any] = {
         "env_id": NO_ENV,
-        "obs_shape": tuple(dataset.obs.shape[1:]),
-        "obs_dtype": str(dataset.obs.dtype),
+        "obs_shape": single.shape,
+        "obs_dtype": single.dtype,
+        "boxes": tuple(boxes.items()) if isinstance(boxes, dict) else (),
     }
     if dataset.action.dtype.kind == "f":
         low, high = dataset.action.min(0), dataset.action.max(0)

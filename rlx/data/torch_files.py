@@ -18,6 +18,7 @@ import numpy as np
 
 from rlx.data.columns import Array, plain_dtype
 from rlx.data.files import readable, start_of
+from rlx.data.keys import opened
 from rlx.errors import UserError, shown
 from rlx.files import open_regular
 
@@ -217,7 +218,7 @@ class TorchTensors:
         if len(stack) != 1 or not isinstance(stack[0], dict):
             kind = type(stack[-1]).__name__.removeprefix("Stored") if stack else "nothing"
             raise UserError(f"{self.path}: holds a {kind}, expected a dict of tensors.")
-        return {str(key): value for key, value in stack[0].items()}
+        return opened({str(key): value for key, value in stack[0].items()}, depth=1)  # a dict may hold itself
 
     def _storage(self, given: Any) -> Storage:
         """From ('storage', class, key, device, entries)."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from rlx.build import build
 from rlx.config import compose_config
 from rlx.data.augment import Augment, CropConfig, CutoutConfig, ShiftConfig, crop, cutout, none, shift
 from rlx.errors import UserError
@@ -68,6 +70,8 @@ def test_a_crop_enlarges_a_window() -> None:
     ]  # fmt: skip
     with pytest.raises(UserError, match=r"augment.pixels=4 leaves nothing of pictures of 4 pixels"):
         crop(CropConfig(pixels=4), FRAMES, 0)
+    with pytest.raises(UserError, match=r"augment.pad=5 moves pictures of 4 pixels out of sight"):
+        shift(ShiftConfig(pad=5), FRAMES, 0)
 
 
 def test_a_cutout_is_black() -> None:
@@ -86,6 +90,56 @@ def test_the_axes_of_pixels_are_found(make: Any) -> None:
     last = make(config, PICTURE, 3)(batch_of(image.permute(0, 2, 3, 1))).obs
     assert torch.equal(first, last.permute(0, 3, 1, 2))
     assert not torch.equal(first, image)
+
+
+def test_next_pictures_are_changed_by_draws_of_their_own() -> None:
+    augment = shift(ShiftConfig(pad=2), FRAMES, 0)
+    augment._rng = Draws([(2, 2)], [(2, 3)])  # type: ignore[assignment]  # obs stays, next_obs moves left by one
+    image = torch.tensor(PIXELS, dtype=torch.uint8).expand(1, 2, 4, 4)
+    made = augment(batch_of(image))
+    assert made.obs[0, 1].tolist() == PIXELS
+    assert made.next_obs[0, 1].tolist() == [[2, 3, 4, 4], [6, 7, 8, 8], [10, 11, 12, 12], [14, 15, 16, 16]]
+
+
+EACH = {"shift": (shift, ShiftConfig(pad=1)), "crop": (crop, CropConfig(pixels=1)),
+        "cutout": (cutout, CutoutConfig(share=0.25))}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "places"), [("shift", 9), ("crop", 4), ("cutout", 17)])
+def test_every_place_is_drawn(name: str, places: int) -> None:
+    """Of a shift by one 3 x 3, of a window of 3 in 4 pixels 2 x 2, of a black pixel 4 x 4 and none."""
+    make, config = EACH[name]
+    image = torch.tensor(PIXELS, dtype=torch.uint8).expand(400, 2, 4, 4)
+    made = make(config, FRAMES, 0)(batch_of(image))  # type: ignore[arg-type]
+    for pictures in (made.obs, made.next_obs):
+        assert len({tuple(picture.flatten().tolist()) for picture in pictures}) == places
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_draws_go_by_the_seed(name: str) -> None:
+    make, config = EACH[name]
+    image = torch.tensor(PIXELS, dtype=torch.uint8).expand(32, 2, 4, 4)
+    one, same, other = (make(config, FRAMES, seed)(batch_of(image)) for seed in (5, 5, 6))  # type: ignore[arg-type]
+    assert torch.equal(one.obs, same.obs)
+    assert torch.equal(one.next_obs, same.next_obs)
+    assert not torch.equal(one.obs, other.obs)
+    assert not torch.equal(one.next_obs, other.next_obs)
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_the_seed_of_a_run_is_that_of_its_draws(name: str, tmp_path: Path) -> None:
+    image = torch.randint(256, (32, 16, 16, 3), dtype=torch.uint8)
+
+    def drawn(seed: int) -> Any:
+        chosen = ("algo=dqn", "env=pixel_goal", "~algo_env", f"augment={name}", "replay.capacity=100", f"seed={seed}")
+        trainer = build(compose_config([*chosen, "logger=none"]), tmp_path)
+        assert trainer.augment is not None
+        made = trainer.augment(batch_of(image))
+        trainer.close()
+        return made.obs
+
+    assert torch.equal(drawn(3), drawn(3))
+    assert not torch.equal(drawn(3), drawn(4))
 
 
 def test_every_picture_is_drawn_for_by_itself() -> None:

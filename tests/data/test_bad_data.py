@@ -368,11 +368,27 @@ def test_bad_minari_storage(name, tmp_path):
     assert expected in refuse(minari_folder(tmp_path, **changes))
 
 
-def test_minari_with_observations_in_parts_we_do_not_know(tmp_path):
+def test_minari_with_a_part_that_is_no_array_of_numbers(tmp_path):
+    space = json.dumps({"type": "Dict", "subspaces": {"gear": {"type": "Discrete", "n": 5}}})
+    folder = minari_folder(tmp_path, {"observation_space": space}, observations=None)
+    with h5py.File(folder / "data" / "main_data.hdf5", "a") as file:
+        file["episode_0/observations/gear"] = np.zeros(N + 1, np.int64)
+    assert "key 'observations/gear' holds the space Discrete, expected arrays of numbers" in refuse(folder)
+
+
+def test_minari_with_an_empty_group_of_observations(tmp_path):
     folder = minari_folder(tmp_path, observations=None)
     with h5py.File(folder / "data" / "main_data.hdf5", "a") as file:
-        file["episode_0/observations/camera"] = np.zeros((N + 1, 3))
-    assert "has the parts camera" in refuse(folder)
+        file.create_group("episode_0/observations")
+    assert "key 'episode_0/observations' is an empty group" in refuse(folder)
+
+
+def test_minari_with_a_group_that_holds_itself(tmp_path):
+    folder = minari_folder(tmp_path, observations=None)
+    with h5py.File(folder / "data" / "main_data.hdf5", "a") as file:
+        group = file.create_group("episode_0/observations")
+        group["again"] = group
+    assert "is an empty group" in refuse(folder)
 
 
 @pytest.mark.parametrize("text", ["{", "[]"])

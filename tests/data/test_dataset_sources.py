@@ -213,7 +213,7 @@ def test_a_run_of_images_is_a_dataset(tmp_path, wrappers, shape):
     rlx.train(*tiny, *here, run_dir=run, quiet=True)
     data = load_transition_dataset(run)
     assert (data.obs.shape, data.obs.dtype, data.next_obs.dtype) == ((70, *shape), np.uint8, np.uint8)
-    env = make_env(OmegaConf.to_object(compose_config(["env=pixel_goal", *wrappers]).env))
+    env = make_env(OmegaConf.to_object(compose_config(["env=pixel_goal", "~algo_env", *wrappers]).env))
     for number, (start, stop) in enumerate(data.episodes, start=1):
         obs, _ = env.reset(seed=episode_seed(0, 0, number))
         for row in range(start, stop):

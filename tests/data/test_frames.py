@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -11,9 +12,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
+import rlx.data.sources.run as run_source
+from rlx.checkpoint import CheckpointData, CheckpointStore
+from rlx.collectors.runner import Runner
 from rlx.data.frames import Frames, Packed, stacked_frames
 from rlx.data.replay import Replay, ReplayConfig
+from rlx.data.sources import read_replay
+from rlx.data.store import make_columns
+from rlx.envs import EnvConfig, make_vector_env
+from rlx.errors import UserError
 from rlx.types import Box, Spec
 
 SHAPE = (4, 3, 2)
@@ -204,6 +213,58 @@ def test_a_few_steps_tell_how_many_frames_are_stacked(shifts: bool, stack: int) 
     assert stacked_frames(Moving(shifts), IMAGE) == {"obs": stack}
 
 
+class Numbered(gym.Env[np.ndarray, np.integer[Any]]):
+    """Pictures of 2 x 2 pixels that are all 1, 2, 3 in the first episode, 11, 12 in the second, 21, 22, 23 ..."""
+
+    lengths = (2, 1, 4)  # steps of the episodes
+
+    def __init__(self) -> None:
+        self.observation_space = gym.spaces.Box(0, 255, (2, 2), np.uint8)
+        self.action_space = gym.spaces.Discrete(2)  # type: ignore[assignment]
+        self.episode = -1
+
+    def picture(self) -> np.ndarray:
+        return np.full((2, 2), 10 * self.episode + self.steps + 1, np.uint8)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        self.episode, self.steps = self.episode + 1, 0
+        return self.picture(), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        over = self.steps == self.lengths[self.episode]
+        return self.picture(), 0.0, over and self.episode == 0, over and self.episode > 0, {}
+
+
+def test_no_stack_reaches_into_the_episode_before() -> None:
+    """From the env through the collector into the replay: a first picture fills its stack, and the last one stays."""
+    gym.register("Numbered-v0", lambda **kwargs: Numbered())
+    stack = {"_target_": "FrameStackObservation", "stack_size": 3}
+    runner = Runner(make_vector_env(EnvConfig(id="Numbered-v0", num_envs=1, wrappers={"stack": stack})), seed=0)
+    spec = IMAGE._replace(obs_shape=(3, 2, 2))
+    replay = Replay(ReplayConfig(capacity=20), spec, 1, 0.9, 0, frames={"obs": 3})
+    for _ in range(6):
+        obs = runner.obs.copy()  # type: ignore[union-attr]
+        step, _ = runner.step(np.zeros(1, np.int64))
+        replay.add(obs, np.zeros(1, np.int64), step.reward, step.next_obs, step.terminated, step.truncated)
+    expected = [
+        ([1, 1, 1], [1, 1, 2]),
+        ([1, 1, 2], [1, 2, 3]),  # the end of the first episode
+        ([11, 11, 11], [11, 11, 12]),  # the whole second one
+        ([21, 21, 21], [21, 21, 22]),
+        ([21, 21, 22], [21, 22, 23]),
+        ([21, 22, 23], [22, 23, 24]),
+    ]
+    column = replay.store.columns["obs"]
+    assert column.stack == 3
+    place = replay.store.history(0)
+    for part in (place, *place[:, None]):  # all at once, and each by itself
+        pictures = column.both(part)
+        read = [[stacked[:, 0, 0].tolist() for stacked in side] for side in pictures]
+        assert list(zip(*read, strict=True)) == [expected[i] for i in np.flatnonzero(np.isin(place, part))]
+        assert all((side == side[:, :, :1, :1]).all() for side in pictures)
+
+
 def test_vectors_of_bytes_are_no_stacks() -> None:
     spec = IMAGE._replace(obs_shape=(6,))
     replay = Replay(ReplayConfig(capacity=5), spec, 1, 0.9, 0)
@@ -231,3 +292,39 @@ def test_images_that_do_not_fit_are_refused(change: dict[str, np.ndarray]) -> No
     lane, step = np.zeros(3, np.int64), np.arange(3)
     with pytest.raises(ValueError, match="images"):
         Frames(BOX, 5, 1, 4).load_segment(lane, step, {k: torch.from_numpy(v) for k, v in (good | change).items()})
+
+
+# -- the replay of a run as a dataset ----------------------------------------------------------------------------------
+
+
+def saved_run(folder: Path, lanes: int = 2) -> list[Any]:
+    """The checkpoint of a run of stacks; what went in, by lane."""
+    replay, cameras = make(20, lanes), [Camera(i) for i in range(lanes)]
+    seen = walk(replay, cameras, [[t % 5 == 4, t % 7 == 6][:lanes] for t in range(14)])
+    state = {"learner": {"updates": 0}, "journal": {"episodes": [1] * lanes}, "replay": replay.state()}
+    tensors = {"learner": {"w": torch.zeros(1)}}
+    saved = CheckpointData.of(OmegaConf.create({}), IMAGE, state, tensors)
+    CheckpointStore(folder / "checkpoints").save_step(saved, 28, replay)
+    return seen
+
+
+def test_the_stacks_of_a_run_are_put_together_for_a_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a store that keeps one frame per step as the run did, a few rows at a time."""
+    seen, made = saved_run(tmp_path), []
+    monkeypatch.setattr(run_source, "CHUNK", 4)
+    monkeypatch.setattr(run_source, "make_columns", lambda *a: made.append(make_columns(*a)) or made[-1])
+    arrays, _ = read_replay(tmp_path)
+    assert [column["obs"].stack for column in made] == [4]
+    kept = [step for lane in seen for step in lane[-10:]]
+    assert np.array_equal(arrays["obs"], np.array([step[0] for step in kept]))
+    assert np.array_equal(arrays["next_obs"], np.array([step[1] for step in kept]))
+    assert np.flatnonzero(arrays["truncated"]).tolist() == [9], "the lane whose episode was still going on"
+
+
+def test_a_replay_that_does_not_fit_into_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is allocated."""
+    saved_run(tmp_path)
+    monkeypatch.setattr("rlx.system.available_memory", lambda: 1000)
+    monkeypatch.setattr(run_source, "make_columns", None)
+    with pytest.raises(UserError, match=r"needs 0.0 GiB and 0.0 GiB are free; use a run with a smaller replay"):
+        read_replay(tmp_path)

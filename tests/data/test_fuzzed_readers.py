@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays, scalar_dtypes
@@ -18,13 +19,35 @@ from malformed import arrays as good
 from malformed import d3rlpy, hdf5, minari, put, saved, tensors, zipped
 
 from rlx.data import TransitionDataset, inspect_dataset
-from rlx.data.columns import ALIASES
+from rlx.data.keys import ALIASES
 from rlx.data.minari import read_minari_folder
 from rlx.data.sources import load_transition_dataset
 from rlx.errors import UserError
 from rlx.types import Spec
 
 SPEC = Spec("Toy-v0", (3,), "float32", "box", (2,), (-1.0, -1.0), (1.0, 1.0))
+
+
+def parts() -> dict[str, Any]:
+    columns = good(observations=None, next_observations=None)
+    return columns | {"observations/pixels": np.zeros((6, 2, 2, 3), np.uint8), "observations/state": np.zeros((6, 3))}
+
+
+def grouped(file: Any) -> None:
+    del file["next_observations"]
+    file["observations/a"], file["observations/b/c"] = np.zeros((6, 3)), np.zeros((6, 2, 2, 3), np.uint8)
+
+
+def minari_parts(folder: Path) -> Path:
+    def change(file: Any) -> None:
+        for i in range(2):
+            del file[f"episode_{i}/observations"]
+            file[f"episode_{i}/observations/state"] = np.zeros((7, 3))
+            file[f"episode_{i}/observations/camera/left"] = np.zeros((7, 2, 2, 3), np.uint8)
+
+    return minari(folder, change=change)
+
+
 FUZZ = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 WRITERS: dict[str, Any] = {
     "npz": lambda folder: zipped(folder, good()),
@@ -34,6 +57,10 @@ WRITERS: dict[str, Any] = {
     "hdf5, compressed": lambda folder: hdf5(folder, put(data=np.zeros(6, np.float32), compression="gzip")),
     "d3rlpy": lambda folder: d3rlpy(folder, lambda file: None),
     "minari": lambda folder: minari(folder) / "data" / "main_data.hdf5",
+    "npz, parts": lambda folder: zipped(folder, parts()),
+    "pt, parts": lambda folder: saved(folder, tensors(observations={k: torch.zeros(6, 3) for k in "ab"})),
+    "hdf5, parts": lambda folder: hdf5(folder, grouped, "observations"),
+    "minari, parts": lambda folder: minari_parts(folder) / "data" / "main_data.hdf5",
 }
 GOOD: dict[str, tuple[str, bytes]] = {}
 for _name, _write in WRITERS.items():
@@ -93,7 +120,9 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=6,
 )
-SPACE = st.fixed_dictionaries({}, optional={"dtype": st.sampled_from(["uint8", "float32"]) | JSON, "shape": JSON})
+BOX = st.fixed_dictionaries({}, optional={"dtype": st.sampled_from(["uint8", "float32"]) | JSON, "shape": JSON})
+SUBSPACES = st.dictionaries(st.sampled_from(["state", "camera", "left"]), BOX | JSON) | st.lists(BOX, max_size=3)
+SPACE = BOX | st.fixed_dictionaries({"subspaces": SUBSPACES | JSON}, optional={"type": JSON})
 METADATA = st.fixed_dictionaries(
     {},
     optional={
@@ -109,15 +138,16 @@ METADATA = st.fixed_dictionaries(
 
 @pytest.fixture(scope="module")
 def minari_folder(tmp_path_factory):
-    return minari(tmp_path_factory.mktemp("minari"))
+    return {make: make(tmp_path_factory.mktemp("minari")) for make in (minari, minari_parts)}
 
 
+@pytest.mark.parametrize("make", [minari, minari_parts])
 @FUZZ
 @given(metadata=METADATA | JSON)
-def test_any_metadata(minari_folder, metadata):
-    (minari_folder / "data" / "metadata.json").write_text(json.dumps(metadata))
+def test_any_metadata(minari_folder, make, metadata):
+    (minari_folder[make] / "data" / "metadata.json").write_text(json.dumps(metadata))
     with a_dataset_or_a_sentence():
-        assert len(read_minari_folder(minari_folder)) == 12
+        assert len(read_minari_folder(minari_folder[make])) == 12
 
 
 NAMES = sorted(name for names in ALIASES.values() for name in names)
@@ -132,7 +162,8 @@ def dicts(draw: Any) -> dict[str, Any]:
     required = [names[draw(st.integers(0, len(names) - 1))] for names in ALIASES.values()]
     for key in draw(st.lists(st.sampled_from(required), min_size=3, unique=True)):
         shape = (rows, *draw(array_shapes(min_dims=1, max_dims=2, min_side=0, max_side=3)))[: draw(st.integers(0, 3))]
-        found[key] = draw(
+        part = draw(st.sampled_from(["", "", "/a", "/b/c"])) if "ob" in key or "states" in key else ""
+        found[key + part] = draw(
             arrays(draw(scalar_dtypes()), draw(st.sampled_from([shape, shape[:1], (rows,), (rows + 1, 3)])))
         )
     return found

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 
+import rlx
 from rlx.data import TransitionDataset, inspect_dataset
 from rlx.types import Spec
 
@@ -65,3 +68,10 @@ def test_images_have_one_range():
     arrays = {"obs": image, "action": np.zeros(4, int), "reward": np.zeros(4), "next_obs": image}
     data = TransitionDataset.from_dict(arrays | {"terminated": np.zeros(4), "truncated": np.zeros(4)})
     assert dict(inspect_dataset(data))["obs"] == "(3, 4, 4) uint8, [0, 200]"
+
+
+def test_an_env_is_as_it_is_by_itself(tmp_path: Path):
+    """Not as the pair of the default algorithm has it: SAC moves continuously in PixelGoal."""
+    image = np.zeros((4, 16, 16, 3), np.uint8)
+    np.savez(tmp_path / "data.npz", obs=image, action=[0, 1, 2, 3], reward=np.zeros(4), terminated=[0, 0, 0, 1])
+    assert dict(rlx.workflows.inspect_data(tmp_path / "data.npz", env="pixel_goal"))["env match"].startswith("yes")

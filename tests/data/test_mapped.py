@@ -61,8 +61,15 @@ def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(UserError, match=r"has no room for .* GiB of a replay \(No space left on device\)"):
+    with pytest.raises(UserError, match=r"has no room for 0\.0 MiB of a replay \(No space left on device\)"):
         Replay(ReplayConfig(capacity=20, memory="mmap"), DICT, 1, 0.9, 5, folder=tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_to_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    sentence = r"file/run cannot be written to, which replay.memory=mmap needs \(Not a directory\); use another run_dir"
+    with pytest.raises(UserError, match=sentence):
+        Replay(ReplayConfig(capacity=20, memory="mmap"), DICT, 1, 0.9, 5, folder=tmp_path / "file" / "run")
 
 
 def test_other_kinds_of_memory_are_refused(tmp_path: Path) -> None:

@@ -41,6 +41,22 @@ def test_a_rollout_is_yielded_once_with_time_first(spec: Spec, dtype: torch.dtyp
     assert len(full.reward) == 4
 
 
+def test_a_lost_life_is_told_from_the_end_of_an_episode() -> None:
+    """Through a checkpoint; an older one knows of none. An episode that cannot go on after all ends there."""
+    buffer, twin, old = (RolloutBuffer(2, 2, BOX) for _ in range(3))
+    for lost in (None, np.array([True, True])):
+        buffer.add(np.zeros((2, 3)), np.zeros((2, 2)), np.zeros(2), np.zeros((2, 3)), np.ones(2), np.zeros(2), (), lost)
+    saved = {k: v.clone() for k, v in buffer.tensors().items()}
+    twin.load_tensors(saved)
+    old.load_tensors({k: v for k, v in saved.items() if k != "lost_life"})
+    twin.end_episodes([1])
+    expected = ([[False] * 2, [True, True]], [[False] * 2, [True, False]], [[False] * 2] * 2)
+    for one, lives in zip((buffer, twin, old), expected, strict=True):
+        (rollout,) = one.sample(4, 1)
+        assert rollout.lost_life.tolist() == lives
+        assert rollout.terminated.tolist() == [[1.0] * 2] * 2
+
+
 def test_more_steps_than_it_holds_is_an_error() -> None:
     buffer = RolloutBuffer(2, 2, BOX)
     with pytest.raises(IndexError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,10 @@ from rlx.data.files import (
     hdf5_declared,
     hdf5_file,
     hdf5_map,
+    hdf5_parts,
     hdf5_text,
 )
+from rlx.data.keys import OBSERVATION_KEYS
 from rlx.data.sources.base import DatasetConfig, Memory, finish
 from rlx.errors import UserError, shown
 from rlx.types import Spec
@@ -54,8 +57,18 @@ def read_hdf5(path: str, mmap: bool = False) -> TransitionDataset:
         def declared(key: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
             return hdf5_declared(hdf5_dataset(h5, key, file), f"{file}: key '{key}'")
 
-        columns = assemble(h5.keys(), read, str(file), declared, allowance.claim, mmap)
+        columns = assemble(_keys(h5, file), read, str(file), declared, allowance.claim, mmap)
         return TransitionDataset(columns, str(file), env_id)
+
+
+def _keys(h5: Any, file: Path) -> Collection[str]:
+    """The keys of a file; a group of observations is its parts."""
+    keys: dict[str, None] = dict.fromkeys(h5.keys())
+    for name in OBSERVATION_KEYS & keys.keys():
+        if hasattr(h5[name], "visititems"):
+            del keys[name]
+            keys |= dict.fromkeys(f"{name}/{part}" for part in hdf5_parts(h5[name], file))
+    return keys
 
 
 def _d3rlpy_episodes(h5: Any, file: Path, allowance: Allowance) -> dict[str, Array]:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from rlx.data.dataset import TransitionDataset
+from rlx.data.keys import opened
 from rlx.data.sources.base import DatasetConfig
 from rlx.errors import UserError
 from rlx.types import Spec
@@ -44,5 +45,5 @@ def as_dataset(given: TransitionDataset | Mapping[str, Any]) -> TransitionDatase
             "TransitionDataset (rlx.load_transition_dataset reads files)."
         )
     env_id = given["env_id"] if isinstance(given.get("env_id"), str) else None
-    arrays = {str(key): np.asarray(value) for key, value in given.items() if not isinstance(value, str)}
+    arrays = {key: np.asarray(value) for key, value in opened(given).items() if not isinstance(value, str)}
     return TransitionDataset.from_dict(arrays, source="arrays from Python", env_id=env_id)

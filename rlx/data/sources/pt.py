@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlx.data.columns import ALIASES, assemble
+from rlx.data.columns import assemble
 from rlx.data.dataset import TransitionDataset
 from rlx.data.files import Allowance, env_name, existing
+from rlx.data.keys import ALIASES
 from rlx.data.sources.base import DatasetConfig, finish
 from rlx.data.torch_files import TorchTensors
 from rlx.types import Spec

@@ -10,13 +10,16 @@ from typing import Any
 import numpy as np
 
 from rlx.config import PYTHON
+from rlx.data.columns import Array
 from rlx.data.dataset import TransitionDataset
 from rlx.data.sources.base import DatasetConfig, finish
 from rlx.envs.factory import EnvConfig, make_env
+from rlx.envs.observations import boxes_of
 from rlx.envs.vector import env_faults_explained
 from rlx.errors import UserError
+from rlx.obs import map_obs, parts_of
 from rlx.system import enough_memory
-from rlx.types import Spec
+from rlx.types import Box, Spec
 
 ROW_COST = 500  # bytes of a transition's Python objects besides its observations, roughly
 
@@ -40,6 +43,10 @@ def load_random(cfg: RandomConfig, spec: Spec, seed: int = 0, trust: Sequence[st
     return finish(roll_out_random(env, cfg.size, seed, trust), cfg, spec)
 
 
+def _as_seen(part: Array, box: Box) -> Array:
+    return part.astype(box.dtype, copy=False) if part.dtype == np.uint8 else part
+
+
 def roll_out_random(env_or_id: EnvConfig | str, size: int, seed: int, trust: Sequence[str] = ()) -> TransitionDataset:
     """`size` transitions of uniformly random actions; the same for the same seed."""
     cfg = EnvConfig(id=env_or_id) if isinstance(env_or_id, str) else env_or_id
@@ -51,7 +58,8 @@ def roll_out_random(env_or_id: EnvConfig | str, size: int, seed: int, trust: Seq
     with closing(make_env(cfg, trust)) as env, env_faults_explained(cfg.id):
         env.action_space.seed(seed)
         obs, _ = env.reset(seed=seed)
-        needed = size * (4 * np.asarray(obs).nbytes + ROW_COST)  # as they come, and as arrays
+        nbytes = sum(np.asarray(part).nbytes for part in parts_of(obs))
+        needed = size * (4 * nbytes + ROW_COST)  # as they come, and as arrays
         with enough_memory(needed, f"A dataset of {size:,} transitions", lambda k: f"try dataset.size={int(size * k)}"):
             for _ in range(size):
                 action = env.action_space.sample()
@@ -60,7 +68,9 @@ def roll_out_random(env_or_id: EnvConfig | str, size: int, seed: int, trust: Seq
                 for column, value in zip(columns.values(), row, strict=True):
                     column.append(value)
                 obs = env.reset()[0] if terminated or truncated else next_obs
-            arrays = {name: np.asarray(values) for name, values in columns.items()}
+            arrays = {name: map_obs(lambda *rows: np.asarray(rows), *values) for name, values in columns.items()}
+            for name in ("obs", "next_obs"):  # bytes that are no image are numbers of a vector
+                arrays[name] = map_obs(_as_seen, arrays[name], boxes_of(env.observation_space))
     dataset = TransitionDataset.from_dict(arrays, source=f"random actions in {cfg.id}", env_id=cfg.id)
     dataset.recorded = True
     return dataset
