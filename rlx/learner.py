@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from rlx.errors import UserError, require
 from rlx.fields import check_number, check_numbers, number
 from rlx.nn import Optimizer
-from rlx.nn.encoders import AutoConfig, Encoder, EncoderFactory, auto, is_plain
+from rlx.nn.encoders import AutoConfig, Encoder, EncoderFactory, auto, orthogonal, passes_through
 from rlx.types import Acted, Batch, Carry, Metrics, Obs, Spec
 
 
@@ -125,11 +125,16 @@ class Learner(nn.Module):
     obs_mean: Tensor  # buffers, there if `normalize_obs`
     obs_std: Tensor
     prioritized: bool = False  # does it weigh its loss by `batch.weight` and set `td_error`
+    native: bool | None = None  # does it act by native nodes; None, while it learns: as the process computes
     td_error: Tensor | None = None  # [B] of the last update, set where `batch.index` asks for new priorities
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"captured": {}}  # programs work on the memory of the learner that made them
 
     def __init__(self, cfg: AlgoConfig, spec: Spec, encoder: EncoderFactory | None = None):
         super().__init__()
         self._encoder: EncoderFactory = encoder or functools.partial(auto, AutoConfig())
+        self.shared_encoder: Encoder | None = None  # of policy and values, see `make_encoders`
         check_algo(vars(cfg))
         check_numbers(cfg, "algo")
         self.cfg = cfg
@@ -147,16 +152,39 @@ class Learner(nn.Module):
             self.register_buffer("obs_mean", torch.zeros(spec.obs_shape))
             self.register_buffer("obs_std", torch.ones(spec.obs_shape))
 
-    def make_encoder(self) -> Encoder | int:
-        """An encoder for one more network; the number of inputs where observations are vectors, which need none."""
+    def make_encoder(self, init: str = "uniform") -> Encoder | int:
+        """An encoder for one more network, which starts "uniform" or "orthogonal" as that does; the number of inputs
+        where observations are vectors, which need none.
+        """
         encoder = self._encoder(self.spec)
-        if is_plain(encoder, self.spec):
+        require(
+            isinstance(encoder, nn.Module) and hasattr(encoder, "dim"),
+            f"The encoder {type(encoder).__name__} has to be a torch.nn.Module with an attribute dim, the number of "
+            "its features; set self.dim in its __init__.",
+        )
+        if passes_through(encoder, self.spec):
             return encoder.dim
         require(
             self.images,
             f"algo={self.cfg.name} reads vectors and takes no encoder; use encoder=auto and an env with vectors.",
         )
+        if init == "orthogonal":
+            orthogonal(encoder)
         return encoder
+
+    def make_encoders(self, shared: bool) -> tuple[Encoder | int, Encoder | int]:
+        """What a policy and its values read: observations through an encoder each, or features of one for both."""
+        first = self.make_encoder("orthogonal")
+        if not shared:
+            return first, self.make_encoder("orthogonal")
+        if isinstance(first, int):
+            return first, first
+        self.shared_encoder = first
+        return first.dim, first.dim
+
+    def features(self, obs: Any) -> Any:
+        """Normalised observations as the networks read them: through the encoder that they share, if they do."""
+        return obs if self.shared_encoder is None else self.shared_encoder(obs)
 
     @property
     def obs_width(self) -> int:

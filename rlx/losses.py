@@ -129,6 +129,8 @@ class ActorCritic(Protocol):
 
     def normalize(self, obs: Tensor) -> Tensor: ...
 
+    def features(self, obs: Any) -> Any: ...
+
 
 class Experience(NamedTuple):
     """A rollout as rows, with everything that the policy which collected it says of them."""
@@ -157,10 +159,11 @@ def experience(rollout: Rollout, learner: ActorCritic, lam: float) -> Experience
     critic, discount = learner.critic, learner.cfg.discount
     obs = learner.normalize(map_obs(lambda x: x.flatten(0, 1), rollout.obs))
     action = rollout.action.flatten(0, 1)
-    value = critic(obs).view_as(rollout.reward)
-    next_value = next_values(rollout, value, lambda obs: critic(learner.normalize(obs)))
+    seen = learner.features(obs)
+    value = critic(seen).view_as(rollout.reward)
+    next_value = next_values(rollout, value, lambda obs: critic(learner.features(learner.normalize(obs))))
     advantage, returns = gae(rollout.reward, value, next_value, rollout.terminated, rollout.truncated, discount, lam)
-    log_prob = learner.policy(obs).log_prob(action)
+    log_prob = learner.policy(seen).log_prob(action)
     return Experience(obs, action, log_prob, value.flatten(), advantage.flatten(), returns.flatten())
 
 
@@ -178,6 +181,8 @@ def approximate_kl(log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
 def standardized_in_parts(advantage: Tensor, size: int) -> Tensor:
     """Parts of `size` rows, each standardised by itself; the rest at the end is a part of its own."""
     whole = len(advantage) // size * size
+    if whole == 0:
+        return standardized(advantage)
     parts = advantage[:whole].view(-1, size)
     std, mean = torch.std_mean(parts, 1, correction=0, keepdim=True)
     parts = ((parts - mean) / (std + 1e-8)).flatten()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 
@@ -16,6 +18,7 @@ from rlx.losses import (
     soft_actor_loss,
     soft_min,
     standardized,
+    standardized_in_parts,
     with_noise,
 )
 
@@ -88,3 +91,13 @@ def test_advantages_and_explained_variance_by_hand() -> None:
     assert standardized(torch.tensor([5.0])).tolist() == [0.0]
     assert explained_variance(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0])).item() == 1.0
     assert explained_variance(torch.zeros(2), torch.tensor([1.0, 2.0])).item() == 0.0
+
+
+@pytest.mark.parametrize("rows", [2, 4, 6])
+def test_advantages_are_standardised_in_parts(rows: int) -> None:
+    """Of four rows each; fewer are a part of their own, and no part is empty, which torch would warn of."""
+    advantage = torch.tensor([1.0, 3.0, 3.0, 1.0, 5.0, 9.0])[:rows]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        parts = standardized_in_parts(advantage, 4)
+    torch.testing.assert_close(parts, torch.tensor([-1.0, 1.0, 1.0, -1.0, -1.0, 1.0])[:rows])

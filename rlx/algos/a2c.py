@@ -3,7 +3,9 @@
     policy   max E[A log pi(a|s)] + entropy_coef * H(pi(.|s)),  A = R - V(s)
     value    min (R - V(s))^2,  R the n-step return with n the length of the rollout (GAE with lambda = 1)
 
-One step of RMSprop on each rollout, which is short, so that learning follows the newest policy closely.
+One step of RMSprop on each rollout, which is short, so that learning follows the newest policy closely. Where
+observations are images, policy and values share an encoder, which learns from both losses, or have one each
+(`shared_encoder`); it starts orthogonal, as the networks do.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ class A2CConfig(ActorCriticConfig):
     name: str = "a2c"
     lr: float = 7e-4
     hidden: list[int] = field(default_factory=lambda: [64, 64])
-    activation: str = "tanh"
+    activation: str = "tanh"  # relu, tanh, elu or gelu
+    shared_encoder: bool = True  # one encoder of images for policy and values, or one each
     gae_lambda: float = number(1.0, least=0, most=1)  # 1: n-step returns
     normalize_advantage: bool = False  # over the rollout
     entropy_coef: float = 0.0
@@ -61,19 +64,19 @@ class A2C(Learner):
     def __init__(self, cfg: A2CConfig, spec: Spec, encoder: EncoderFactory | None = None):
         super().__init__(cfg, spec, encoder)
         self.cfg: A2CConfig = cfg
-        self.policy = ActionHead(self.make_encoder(), spec, cfg.actor_layers, cfg.activation, cfg.log_std_init)
-        self.critic = StateValue(self.make_encoder(), cfg.critic_layers, cfg.activation)
+        policy_reads, critic_reads = self.make_encoders(cfg.shared_encoder)
+        self.policy = ActionHead(policy_reads, spec, cfg.actor_layers, cfg.activation, cfg.log_std_init)
+        self.critic = StateValue(critic_reads, cfg.critic_layers, cfg.activation)
         if cfg.normalize_obs:
             self.register_buffer("obs_count", torch.zeros((), dtype=torch.int64))
-        params = [*self.policy.parameters(), *self.critic.parameters()]
-        self.optimizers["policy"] = RMSprop(params, cfg.lr, cfg.square_decay, cfg.eps, cfg.max_grad_norm)
+        self.optimizers["policy"] = RMSprop(self.parameters(), cfg.lr, cfg.square_decay, cfg.eps, cfg.max_grad_norm)
 
     def normalize(self, obs: Tensor) -> Tensor:
         return super().normalize(obs).clamp(-OBS_CLIP, OBS_CLIP) if self.cfg.normalize_obs else obs
 
     @torch.no_grad()
     def act(self, obs: Tensor, explore: bool) -> Tensor:
-        return self.policy.act(self.normalize(obs), explore)
+        return self.policy.act(self.features(self.normalize(obs)), explore)
 
     def update(self, rollout: Rollout) -> Metrics:
         self.updates += 1
@@ -87,8 +90,8 @@ class A2C(Learner):
 
     @capturable
     def _learn(self, data: Experience) -> Metrics:
-        actions = self.policy(data.obs)
-        value = self.critic(data.obs)
+        seen = self.features(data.obs)
+        actions, value = self.policy(seen), self.critic(seen)
         log_prob, entropy = actions.log_prob(data.action), actions.entropy()
         loss, metrics = a2c_loss(log_prob, entropy, value, data.advantage, data.returns, self.cfg)
         self.optimizers["policy"].minimize(loss)

@@ -11,7 +11,8 @@ Epsilon falls from `epsilon` to `epsilon_end` while the policy takes `epsilon_st
 do not count); `epsilon_steps=0` keeps it at `epsilon`, which `schedule.targets.epsilon` can then move. With `noisy`
 there is no epsilon: the noise explores, drawn anew at every act, one for all envs, and for Q and Q' at every update.
 Without exploration the means of the weights act.
-Deviation: the dueling heads are linear in the features of one shared network.
+Deviations: the dueling heads are linear in the features of one shared network; encoders of images have no noise, so
+that in a network without `hidden` layers only the last one has.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class QNetwork(MLP):
         values: int | None = None,
         sigma: float | None = None,
     ):
-        # what the first start draws is lost, and seeds keep their meaning
+        # weights are drawn twice, and the second ones stay: a seed gives the same network as ever
         sizes = [width_of(reads), *hidden, (actions + dueling) * (values or 1)]
         super().__init__(sizes, init="orthogonal", encoder=encoder_of(reads))
         initialize(self.weights, self.biases, "uniform", None)

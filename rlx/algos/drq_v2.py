@@ -17,7 +17,6 @@ Networks start orthogonal and without biases.
 from __future__ import annotations
 
 import copy
-import math
 from dataclasses import dataclass, field
 
 import torch
@@ -28,7 +27,7 @@ from rlx.fields import number
 from rlx.learner import ActorCriticConfig, Learner
 from rlx.losses import critic_loss, dpg_loss
 from rlx.nn import MLP, Adam, Critic, Deterministic, noise_like, polyak, target_of
-from rlx.nn.encoders import EncoderFactory, split
+from rlx.nn.encoders import EncoderFactory, orthogonal, split
 from rlx.nn.heads import Reads
 from rlx.obs import map_obs
 from rlx.returns import td_target
@@ -58,14 +57,11 @@ def truncated_normal(mean: Tensor, std: Tensor | float, clip: float | None = Non
     return action + (action.clamp(-INSIDE, INSIDE) - action).detach()
 
 
-def orthogonal(module: nn.Module) -> None:
+def start_orthogonal(network: nn.Module) -> None:
     """Start all layers of a network orthogonal, convolutions with the gain of ReLU, and without biases."""
-    for part in module.modules():
-        if isinstance(part, nn.Conv2d | nn.Linear):
-            nn.init.orthogonal_(part.weight, math.sqrt(2.0) if isinstance(part, nn.Conv2d) else 1.0)
-            if part.bias is not None:
-                nn.init.zeros_(part.bias)
-        elif isinstance(part, MLP):
+    orthogonal(network, 1.0)
+    for part in network.modules():
+        if isinstance(part, MLP):
             for weight, bias in zip(part.weights, part.biases, strict=True):
                 for member in weight if weight.dim() == 3 else [weight]:
                     nn.init.orthogonal_(member)
@@ -87,7 +83,7 @@ class DrQV2(Learner):
         self.policy = Deterministic(copy.deepcopy(trunk), spec.action_dim, cfg.actor_layers)
         self.critic = Critic(trunk, spec.action_dim, cfg.critic_layers)
         for network in (self.encoder, self.policy, self.critic):
-            orthogonal(network)
+            start_orthogonal(network)
         self.target_critic = target_of(self.critic)
         self.online, self.targets = list(self.critic.parameters()), list(self.target_critic.parameters())
         self.optimizers = {

@@ -7,7 +7,8 @@
 Box actions are drawn from a Gaussian with a state-independent std and scored as drawn: the env layer clips them on
 their way into the env, and log-probabilities are of the unclipped ones. Values and log-probabilities of a rollout are
 computed here, in one batch, with the policy that collected it. A truncated episode bootstraps from the value of its
-final observation.
+final observation. Where observations are images, policy and values share an encoder, which learns from both losses, or
+have one each (`shared_encoder`); it starts orthogonal, as the networks do.
 
 Deviations: observation statistics move between rollouts, not within them, so that acting and learning see the same
 numbers; advantages are divided by the population std, so that a minibatch of one row gives zero and not nan.
@@ -51,7 +52,8 @@ class PPOConfig(ActorCriticConfig):
     batch_size: int = number(64, least=1)  # rows of a minibatch
     epochs: int = number(10, least=1)  # passes over each rollout
     hidden: list[int] = field(default_factory=lambda: [64, 64])
-    activation: str = "tanh"
+    activation: str = "tanh"  # relu, tanh, elu or gelu
+    shared_encoder: bool = True  # one encoder of images for policy and values, or one each
     gae_lambda: float = number(0.95, least=0, most=1)
     clip_range: float = number(0.2, above=0)  # how far the ratio may move before its gradient stops
     clip_range_value: float | None = number(None, above=0)  # the same for values, in units of the return; None: off
@@ -86,11 +88,13 @@ class PPO(Learner):
     def __init__(self, cfg: PPOConfig, spec: Spec, encoder: EncoderFactory | None = None):
         super().__init__(cfg, spec, encoder)
         self.cfg: PPOConfig = cfg
-        self.policy = ActionHead(self.make_encoder(), spec, cfg.actor_layers, cfg.activation, cfg.log_std_init)
-        self.critic = StateValue(self.make_encoder(), cfg.critic_layers, cfg.activation)
+        policy_reads, critic_reads = self.make_encoders(cfg.shared_encoder)
+        self.policy = ActionHead(policy_reads, spec, cfg.actor_layers, cfg.activation, cfg.log_std_init)
+        self.critic = StateValue(critic_reads, cfg.critic_layers, cfg.activation)
         if cfg.normalize_obs:
             self.register_buffer("obs_count", torch.zeros((), dtype=torch.int64))
         params = [*self.policy.trainable(), *self.critic.parameters()]
+        params += self.shared_encoder.parameters() if self.shared_encoder is not None else []
         self.optimizers["policy"] = Adam(params, cfg.lr, eps=1e-5)
 
     def normalize(self, obs: Tensor) -> Tensor:
@@ -98,7 +102,7 @@ class PPO(Learner):
 
     @torch.no_grad()
     def act(self, obs: Tensor, explore: bool) -> Tensor:
-        return self.policy.act(self.normalize(obs), explore)
+        return self.policy.act(self.features(self.normalize(obs)), explore)
 
     def update(self, rollout: Rollout) -> Metrics:
         self.updates += 1
@@ -133,24 +137,35 @@ class PPO(Learner):
 
     def _learn_within(self, data: Experience, target_kl: float) -> Metrics | None:
         """`_learn`, or no step and None if the policy has already moved too far."""
-        loss, metrics, log_prob = self._loss(data)
-        if approximate_kl(log_prob.detach(), data.log_prob) > 1.5 * target_kl:
+        kl, metrics = self._gather(data)
+        if kl > 1.5 * target_kl:
             return None
-        self.optimizers["policy"].minimize(loss, max_grad_norm=self.cfg.max_grad_norm)
+        self._step_gathered()
         return metrics
+
+    @capturable
+    def _gather(self, data: Experience) -> tuple[Tensor, Metrics]:
+        """The gradient of a minibatch, and how far the policy has moved from that of the rollout."""
+        loss, metrics, log_prob = self._loss(data)
+        self.optimizers["policy"].gather(loss)
+        return approximate_kl(log_prob.detach(), data.log_prob), metrics
+
+    @capturable
+    def _step_gathered(self) -> None:
+        self.optimizers["policy"].step_gathered(self.cfg.max_grad_norm)
 
     def _loss(self, data: Experience) -> tuple[Tensor, Metrics, Tensor]:
         """The loss of a minibatch, and the log-probabilities [B] of its actions."""
         cfg = self.cfg
-        obs = recorded(data.obs)  # its networks are small: see rlx/nn/fused.py
-        log_prob, entropy = self.policy(obs).score(data.action, entropy=cfg.entropy_coef != 0.0)
-        loss, metrics = ppo_loss(log_prob, entropy, self.critic(obs), data, cfg)
+        seen = recorded(self.features(data.obs))  # its networks are small: see rlx/nn/fused.py
+        log_prob, entropy = self.policy(seen).score(data.action, entropy=cfg.entropy_coef != 0.0)
+        loss, metrics = ppo_loss(log_prob, entropy, self.critic(seen), data, cfg)
         return loss, metrics, log_prob
 
     @torch.no_grad()
     def _report(self, data: Experience, steps: list[Metrics]) -> Metrics:
         """Mean losses of the steps taken, and how far the whole update moved the policy."""
-        actions = self.policy(data.obs)
+        actions = self.policy(self.features(data.obs))
         log_prob = actions.log_prob(data.action)
         beyond = ((log_prob - data.log_prob).exp() - 1.0).abs() > self.cfg.clip_range
         return {

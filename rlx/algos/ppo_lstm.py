@@ -8,8 +8,9 @@ each, or share one (`shared_lstm`), which then learns from both losses.
 
 Gradients flow back to the beginning of the rollout or of the episode, whichever is later; what the actor remembered
 before the rollout is where they stop. Minibatches are made of whole lanes (envs), never of single rows. A truncated
-episode bootstraps from V of its final observation, given the memory of all that came before it. Values and
-log-probabilities of a rollout are computed here, in one pass, with the policy that collected it.
+episode bootstraps from V of its final observation, given the memory of all that came before it. After a lost life
+(`env.episodic_life`, where a game has lives) the memory goes on, as it does in acting, and nothing is bootstrapped.
+Values and log-probabilities of a rollout are computed here, in one pass, with the policy that collected it.
 
 `batch_size` is in rows, as in algo=ppo: a minibatch has as many whole lanes as fit into it, at least one. `batch_lanes`
 says how many directly.
@@ -49,7 +50,7 @@ class PPOLSTMConfig(ActorCriticConfig):
     shared_lstm: bool = False  # one LSTM for policy and critic instead of one each
     forget_bias: float = number(0.0, read_once=True)  # of forget gates at the start: 2 remembers for longer
     hidden: list[int] = field(default_factory=lambda: [64])  # between LSTM and output
-    activation: str = "tanh"
+    activation: str = "tanh"  # relu, tanh, elu or gelu
     gae_lambda: float = number(0.95, least=0, most=1)
     clip_range: float = number(0.2, above=0)  # how far the ratio may move before its gradient stops
     clip_range_value: float | None = number(None, above=0)  # the same for the value, in units of the return; None: off
@@ -130,7 +131,8 @@ class PPOLSTM(Learner):
             f"All layers of an LSTM must have the same width, and there must be at least one, for example "
             f"algo.lstm_hidden=[64] (algo.lstm_hidden={widths}).",
         )
-        reads = [self.make_encoder() for _ in range(1 if cfg.shared_lstm else 2)]  # each LSTM has one for itself
+        lstm_count = 1 if cfg.shared_lstm else 2
+        reads = [self.make_encoder("orthogonal") for _ in range(lstm_count)]
         self.encoders = nn.ModuleList([encoder for r in reads if (encoder := encoder_of(r)) is not None])
         lstms = [LSTM(width_of(r), widths[0], len(widths), cfg.forget_bias) for r in reads]
         self.policy_lstm, self.critic_lstm = lstms[0], None if cfg.shared_lstm else lstms[1]
@@ -183,7 +185,8 @@ class PPOLSTM(Learner):
         steps, lanes = rollout.reward.shape
         both = [self.normalize(map_obs(by_lane, x)) for x in (rollout.obs, rollout.next_obs)]
         table = map_obs(lambda *parts: torch.cat(parts), *both)
-        ended = (torch.maximum(rollout.terminated, rollout.truncated) > 0).t()
+        ended = torch.maximum(rollout.terminated, rollout.truncated) > 0
+        ended = (ended if rollout.lost_life is None else ended & ~rollout.lost_life).t()
         seen, valued = self._remember(table, list(stretches(ended, final=True)), rollout.carry)
         value, after = self.critic(valued).view(2, lanes, steps)
         # V(next) is V of the following step, but at the end of an episode or of the rollout that of its final

@@ -12,8 +12,8 @@ It wants many envs: 16 unless `env.num_envs` says otherwise, for rollouts of 32 
 from `epsilon` to `epsilon_end` while the policy takes `epsilon_steps` env steps, as in DQN.
 
 Deviations: a truncated episode bootstraps from its final observation; the authors take it for terminated. For the last
-but one step of a rollout their code takes the value of the observation after the last one, one too far. LayerNorm's eps
-is 1e-5, not 1e-6, and layers start orthogonal.
+but one step of a rollout their code takes the value of the observation after the last one, one step too far.
+LayerNorm's eps is 1e-5, not 1e-6, and layers start orthogonal.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class TRPOConfig(ActorCriticConfig):
     batch_size: int = number(128, least=1)  # rows of a minibatch of the value function
     epochs: int = number(10, least=1)  # passes of the value function over each rollout
     hidden: list[int] = field(default_factory=lambda: [64, 64])
-    activation: str = "tanh"
+    activation: str = "tanh"  # relu, tanh, elu or gelu
     gae_lambda: float = number(0.95, least=0, most=1)
     max_kl: float = number(0.01, above=0)  # radius of the trust region
     cg_iterations: int = number(15, least=1)
@@ -77,8 +77,9 @@ class TRPO(Learner):
     def __init__(self, cfg: TRPOConfig, spec: Spec, encoder: EncoderFactory | None = None):
         super().__init__(cfg, spec, encoder)
         self.cfg: TRPOConfig = cfg
-        self.policy = ActionHead(self.make_encoder(), spec, cfg.actor_layers, cfg.activation, cfg.log_std_init)
-        self.critic = StateValue(self.make_encoder(), cfg.critic_layers, cfg.activation)
+        policy_reads, critic_reads = self.make_encoders(shared=False)
+        self.policy = ActionHead(policy_reads, spec, cfg.actor_layers, cfg.activation, cfg.log_std_init)
+        self.critic = StateValue(critic_reads, cfg.critic_layers, cfg.activation)
         if cfg.normalize_obs:
             self.register_buffer("obs_count", torch.zeros((), dtype=torch.int64))
         self.optimizers["critic"] = Adam(self.critic.parameters(), cfg.lr, eps=1e-5)

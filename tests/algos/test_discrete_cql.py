@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from rlx.algos.discrete_cql import DiscreteCQL, DiscreteCQLConfig, conservative_loss
-from rlx.algos.dqn import DQN, DQNConfig
+from rlx.algos.dqn import DQN, DQNConfig, QNetwork
 from rlx.config import compose_config
 from rlx.errors import UserError
 from rlx.types import Batch, Spec
@@ -42,6 +42,20 @@ def test_the_conservative_term_by_hand() -> None:
     assert metrics["loss/conservative"].item() == loss.item()
     # (softmax - one-hot of the data's action) / 2
     assert torch.autograd.grad(loss, q)[0].flatten().tolist() == pytest.approx([-0.375, 0.375, 0.25, -0.25])
+
+
+def test_both_terms_see_the_noise_of_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = make(noisy=True, sigma=5.0)
+    q, target_q = learner.q, learner.target_q
+    noise, target_noise = q.noise(), target_q.noise()
+    batch = data()
+    choice = q(batch.next_obs, noise).argmax(-1)
+    target = batch.reward + 0.5 * target_q(batch.next_obs, target_noise)[torch.arange(64), choice]
+    values = q(batch.obs, noise).detach()
+    monkeypatch.setattr(QNetwork, "noise", lambda self: noise if self is q else target_noise)
+    metrics = learner.update(batch)
+    torch.testing.assert_close(learner.td_error, (values[torch.arange(64), batch.action] - target).abs().detach())
+    torch.testing.assert_close(metrics["loss/conservative"], F.cross_entropy(values, batch.action))
 
 
 def test_the_gradient_is_that_of_both_terms() -> None:

@@ -75,6 +75,22 @@ def test_the_gradient_is_that_of_autograd(dueling: bool, double: bool) -> None:
     torch.testing.assert_close(learner.td_error, (q - target).abs().detach())
 
 
+@pytest.mark.parametrize("double", [False, True])
+def test_each_network_has_a_noise_of_its_own(double: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of Q is the same for its values and for its choice of the next action."""
+    learner = make(noisy=True, sigma=5.0, double=double)
+    q, target_q = learner.q, learner.target_q
+    noise, target_noise = q.noise(), target_q.noise()
+    batch = bandit()._replace(terminated=torch.zeros(64))
+    next_q = target_q(batch.next_obs, target_noise)
+    choice = (q(batch.next_obs, noise) if double else next_q).argmax(-1)
+    target = batch.reward + 0.5 * next_q[torch.arange(64), choice]
+    error = q(batch.obs, noise)[torch.arange(64), batch.action] - target
+    monkeypatch.setattr(QNetwork, "noise", lambda self: noise if self is q else target_noise)
+    learner.update(batch)
+    torch.testing.assert_close(learner.td_error, error.abs().detach())
+
+
 def test_the_gradient_is_clipped() -> None:
     learner = make(max_grad_norm=0.125)
     learner.update(bandit()._replace(reward=torch.full((64,), 100.0)))

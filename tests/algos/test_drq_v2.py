@@ -11,7 +11,7 @@ import torch
 from helpers import resumed, same_run, snapshots
 
 import rlx
-from rlx.algos.drq_v2 import DrQV2, DrQV2Config, orthogonal, truncated_normal
+from rlx.algos.drq_v2 import DrQV2, DrQV2Config, truncated_normal
 from rlx.config import compose_config
 from rlx.errors import UserError
 from rlx.nn.encoders import DrqConfig, drq
@@ -68,6 +68,21 @@ def test_the_target_is_the_smaller_target_critic() -> None:
     assert metrics["q/target"].item() == 1.5  # 1 + 0.25 * 2
     assert metrics["loss/critic"].item() == 3.5**2 + 5.5**2  # the sum of both
     assert metrics["q/mean"].item() == 6.0
+
+
+def test_each_row_has_the_smaller_critic_of_its_own() -> None:
+    """Linear target critics x and -x: the first is the smaller one where x is below 0, the second elsewhere."""
+    learner = make(hidden=[])
+    constant(learner, 0.0, (0.0, 0.0), (0.0, 0.0))
+    with torch.no_grad():
+        learner.target_critic.weights[0][0, 0, 0], learner.target_critic.weights[0][1, 0, 0] = 1.0, -1.0
+    next_obs = torch.tensor([[2.0, 0.0], [-4.0, 0.0], [6.0, 0.0]])
+    batch = bandit(3)._replace(
+        next_obs=next_obs, reward=torch.ones(3), terminated=torch.zeros(3), discount=torch.full((3,), 0.25)
+    )
+    metrics = learner.update(batch)  # targets 1 - 0.25 * 2, 1 - 0.25 * 4 and 1 - 0.25 * 6
+    assert metrics["q/target"].item() == 0.0
+    assert metrics["loss/critic"].item() == pytest.approx(2 * (0.25 + 0.0 + 0.25) / 3)
 
 
 def test_the_actor_climbs_the_smaller_critic() -> None:
@@ -152,15 +167,13 @@ def test_targets_follow_slowly() -> None:
 
 def test_everything_starts_orthogonal() -> None:
     learner = make(PICTURE)
-    for weight in (learner.policy.net.weights[0], *learner.critic.weights[1]):
+    trunk = learner.policy.net.encoder.out.weight
+    for weight in (trunk, learner.policy.net.weights[0], *learner.critic.weights[1]):
         gram = weight @ weight.t() if weight.shape[0] < weight.shape[1] else weight.t() @ weight
         torch.testing.assert_close(gram, torch.eye(len(gram)), rtol=0, atol=1e-5)
     kernels = learner.encoder.layers[2].weight.flatten(1)
     torch.testing.assert_close(kernels @ kernels.t(), 2.0 * torch.eye(4), rtol=0, atol=1e-5)
     assert all(p.abs().max() == 0 for name, p in learner.named_parameters() if "bias" in name)
-    linear = torch.nn.Linear(3, 3, bias=False)
-    orthogonal(linear)
-    torch.testing.assert_close(linear.weight @ linear.weight.t(), torch.eye(3), rtol=0, atol=1e-5)
 
 
 def test_terminated_states_do_not_bootstrap() -> None:

@@ -395,6 +395,6 @@ def test_options_are_refused_that_are_none_or_impossible() -> None:
 
 def test_transformed_rewards_are_refused(tmp_path: Path) -> None:
     chosen = ("algo=dt", "env=pendulum", "dataset=random", "dataset.size=60", "reward=scale", "reward.scale=0.1")
-    with pytest.raises(UserError, match=r"algo=dt is told returns in the env's units; use reward=identity\."):
+    with pytest.raises(UserError, match=r"algo=dt learns from returns in the env's units; use reward=identity\."):
         rlx.train(*chosen, run_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -7,13 +7,18 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from toys import SPEC, ToyEnvs
 
 from rlx.algos.ppo_lstm import PPOLSTM, Experience, PPOLSTMConfig, states_of
+from rlx.collectors import LocalCollector, LocalConfig
+from rlx.data.rollout import RolloutBuffer
+from rlx.envs.vector import LIFE_LOST, Step
 from rlx.errors import UserError
 from rlx.losses import standardized
 from rlx.nn.encoders import Flat, FlatConfig
 from rlx.nn.recurrent import stretches
 from rlx.returns import gae
+from rlx.rewards import RewardConfig, RewardTransform
 from rlx.types import Carry, Rollout, Spec
 
 KINDS = {"box": ((2,), ()), "discrete": ((), (3,)), "multi_discrete": ((2,), (3, 2))}
@@ -128,6 +133,37 @@ def test_log_probs_and_values_are_those_of_acting(kind: str, shared: bool):
         value = learner.critic(valued).squeeze(-1)
     torch.testing.assert_close(data.log_prob, log_prob.t())
     torch.testing.assert_close(data.value, value.t())
+
+
+class Lives(ToyEnvs):
+    """A life is lost at the fifth step of each episode."""
+
+    def step(self, actions: Any) -> Step:
+        return super().step(actions)._replace(infos=[{LIFE_LOST: at == 5} for at in self._at])
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_lost_life_does_not_make_it_forget(shared: bool):
+    """What is remembered in learning is what was remembered in acting; bootstrapping stops all the same."""
+    torch.manual_seed(0)
+    learner = PPOLSTM(PPOLSTMConfig(hidden=[8], lstm_hidden=[6], shared_lstm=shared, gae_lambda=0.0), SPEC)
+    moved(learner)
+    one = LocalCollector(LocalConfig(), learner, lambda: Lives(8, 5, 12), RewardTransform(RewardConfig()), seed=0)
+    buffer, acted = RolloutBuffer(STEPS, 3, SPEC), []
+    for _ in range(STEPS):
+        steps = one.collect(1)
+        with torch.no_grad():
+            obs, action = torch.as_tensor(steps.obs, dtype=torch.float32), torch.from_numpy(steps.action)
+            seen, _ = learner.policy_lstm.step(obs, states_of(steps.carry)[0])
+            acted.append(learner.policy(seen).log_prob(action))
+        buffer.add(*steps[:6], steps.carry, steps.lost_life)
+    (rollout,) = buffer.sample(0, 1)
+    data = learner._experience(rollout)
+    assert rollout.terminated.t()[0].nonzero().flatten().tolist() == [4, 7, 12, 15]
+    assert data.ended[0].nonzero().flatten().tolist() == [7, 15]
+    torch.testing.assert_close(data.log_prob, torch.stack(acted, 1))
+    ends = rollout.terminated.t() > 0
+    torch.testing.assert_close(data.returns[ends], rollout.reward.t()[ends])
 
 
 def test_truncation_bootstraps_from_the_final_observation_with_the_memory_of_the_episode():

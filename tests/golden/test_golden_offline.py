@@ -16,6 +16,7 @@ from rlx.algos.cal_ql import CalQL, CalQLConfig
 from rlx.algos.cql import CQL, CQLConfig
 from rlx.algos.discrete_bcq import DiscreteBCQ, DiscreteBCQConfig
 from rlx.algos.discrete_cql import DiscreteCQL, DiscreteCQLConfig
+from rlx.algos.discrete_iql import DiscreteIQL, DiscreteIQLConfig
 from rlx.algos.dt import DT, Activation, DTConfig
 from rlx.algos.iql import IQL, IQLConfig
 from rlx.algos.rlpd import RLPD, RLPDConfig
@@ -45,6 +46,7 @@ CASES = {
     "cql_lagrange": Case(CQL, CQLConfig, 2e-6, [["next_actions", "uniform", "drawn", "action"]]),
     "discrete_bcq": Case(DiscreteBCQ, DiscreteBCQConfig, 4e-7),
     "discrete_cql": Case(DiscreteCQL, DiscreteCQLConfig, 1.2e-7),
+    "discrete_iql": Case(DiscreteIQL, DiscreteIQLConfig, 1.2e-6),
     "dt": Case(DT, dt, 5e-7, fixed=["obs_mean", "obs_std", "best_return"]),
     "iql": Case(IQL, IQLConfig, 3e-6),
     "rlpd": Case(RLPD, RLPDConfig, 5e-6, [*RLPD_STEPS, [*RLPD_STEPS[0], "action"]]),

@@ -27,10 +27,11 @@ from rlx.algos.sac import SAC, SACConfig
 from rlx.algos.td3 import TD3, TD3Config
 from rlx.algos.tqc import TQC, TQCConfig
 from rlx.algos.trpo import TRPO, TRPOConfig
-from rlx.nn.encoders import DrqConfig, drq
+from rlx.nn.encoders import DrqConfig, SmallConfig, drq, small
 
 CROSSQ_DRAWS = [["next_action"], ["next_action"], ["next_action", "action"]]
 SMALL_DRQ = partial(drq, DrqConfig(channels=4, dim=6))
+SMALLEST = partial(small, SmallConfig(channels=4, dim=6))
 CASES = {
     "sac": Case(SAC, SACConfig, 2e-6, [["next_action", "action"]]),
     "td3": Case(TD3, TD3Config, 8e-7, [["smoothing"]]),
@@ -48,6 +49,8 @@ CASES = {
     "a2c_discrete": Case(A2C, A2CConfig, 1.2e-6),
     "ppo": Case(PPO, PPOConfig, 1e-5, [["rows"] * 4]),
     "ppo_discrete": Case(PPO, PPOConfig, 1e-5, [["rows"] * 4]),
+    "a2c_pixels": Case(A2C, A2CConfig, 1.2e-6, encoder=SMALLEST),
+    "ppo_pixels": Case(PPO, PPOConfig, 1e-6, [["rows"] * 3], encoder=SMALLEST),
     "ppo_lstm": Case(PPOLSTM, PPOLSTMConfig, 1e-6, [["lanes"] * 3]),
     "ppo_lstm_discrete": Case(PPOLSTM, PPOLSTMConfig, 1e-6, [["lanes"] * 3]),
     "ppo_lstm_shared": Case(PPOLSTM, PPOLSTMConfig, 1e-6, [["lanes"] * 3]),

@@ -1,4 +1,4 @@
-"""Continuous actions from pictures: DrQ-v2 online, BC and IQL from datasets."""
+"""Continuous actions from pictures, online with tuned pairs and from datasets: fixed seeds."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import pytest
 from test_offline_discrete import FIXED, recorded, towards_goal, train
 
 import rlx
+from rlx.config import learners
 from rlx.data import load_transition_dataset
 from rlx.data.minari import Episode, write_minari
+from rlx.paths import conf_dir
 
 pytestmark = pytest.mark.learning
 
@@ -25,11 +27,24 @@ def straight(obs: Any) -> np.ndarray:
     return np.clip(np.array([goal_x - x, goal_y - y], np.float32) / 2.0, -1.0, 1.0)
 
 
-def test_drq_v2_reaches_the_goal(tmp_path: Path) -> None:
-    """A random policy returns -0.7, one that misses the goal -1, the best one 0.88."""
-    chosen = ("algo=drq_v2", "env=pixel_goal", "encoder=small", "trainer.eval_episodes=30")
+SMALL = ("encoder=small", "encoder.dim=64", "augment=shift", "augment.pad=1")
+ONLINE = ["ddpg", "drq_v2", "redq", "sac", "td3", "tqc"]
+OFFLINE = ["awac", "bc", "iql", "td3_bc"]
+UNTRIED = {"rlpd"}  # goes by the seed in its minute: with prior data, 0.80 for seed 0 and -0.93 for seed 1
+
+
+@pytest.mark.parametrize("algo", ONLINE)
+def test_reaches_the_goal(algo: str, tmp_path: Path) -> None:
+    """A random policy returns -0.5, one that misses the goal -1, the best one 0.88."""
+    chosen = (f"algo={algo}", "env=pixel_goal", CONTINUOUS, *SMALL, "trainer.eval_episodes=30")
     result = rlx.train(*chosen, *FIXED, run_dir=tmp_path / "run", seed=0)
     assert result.summary["eval_return_mean"] >= 0.4
+
+
+def test_every_learner_of_continuous_actions_from_pictures_is_here() -> None:
+    readers = {n for n, cls in learners().items() if cls.images and cls.actions == ("box",)} | {"bc"}
+    assert readers - set(ONLINE) - set(OFFLINE) == UNTRIED
+    assert all((conf_dir() / "algo_env" / f"{algo}_pixel_goal.yaml").exists() for algo in ONLINE)
 
 
 @pytest.mark.parametrize("algo", ["bc", "iql"])
@@ -39,8 +54,25 @@ def test_learns_from_a_dataset_of_pictures(algo: str, tmp_path: Path) -> None:
     rates = {"bc": ("algo.lr=2e-3",), "iql": ("algo.actor_lr=2e-3", "algo.critic_lr=2e-3", "algo.value_lr=2e-3")}[algo]
     few = ("algo.hidden=[]", "algo.batch_size=64", "algo.discount=0.9", "trainer.max_updates=1500", "schedule=linear")
     score = train(tmp_path / "run", algo, "pixel_goal", tmp_path / "data.npz", CONTINUOUS, *rates, *few)
-    # cloning averages the noise away; IQL has come more than half of the way from a random policy's -0.7
+    # cloning averages the noise away; IQL has come more than half of the way from a random policy's -0.5
     assert score > (behaviour if algo == "bc" else 0.2)
+
+
+@pytest.mark.parametrize(
+    ("algo", "more"),
+    [
+        ("awac", ("algo.actor_lr=2e-3", "algo.temperature=0.05", "trainer.max_updates=2000")),
+        ("td3_bc", ("algo.actor_lr=1e-3", "algo.normalize_obs=false", "trainer.max_updates=3000", *SMALL[2:])),
+    ],
+)
+def test_does_better_than_noisy_pictures(algo: str, more: tuple[str, ...], tmp_path: Path) -> None:
+    """Four of five actions are random and return 0.42; their mean, which cloning learns, is slow and returns 0.11."""
+    env = gym.make("rlx/PixelGoal-v0", continuous=True)
+    behaviour = recorded(tmp_path / "data.npz", env, straight, noise=0.8, steps=20_000)
+    assert behaviour < 0.45
+    few = ("algo.hidden=[64]", "algo.batch_size=64", "algo.discount=0.9", "algo.critic_lr=2e-3", "algo.tau=0.05")
+    chosen = (CONTINUOUS, *SMALL[:2], *few, "schedule=linear")
+    assert train(tmp_path / "run", algo, "pixel_goal", tmp_path / "data.npz", *chosen, *more) > 0.55
 
 
 def test_cloning_reads_pictures_of_minari(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
