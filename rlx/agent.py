@@ -13,6 +13,8 @@ import numpy as np
 import torch
 
 from rlx.learner import Learner
+from rlx.nn.native import Nodes
+from rlx.nn.native.choose import nodes_to_act_by
 from rlx.obs import map_obs, to_tensors
 from rlx.types import Carry, ObsArray
 
@@ -31,12 +33,14 @@ class Agent(Protocol):
 
 
 class LearnerAgent:
-    """A learner's actor at work; the carry is kept here, one row per lane."""
+    """A learner's actor at work, by the nodes that it was trained with; the carry is kept here, one row per lane."""
 
     def __init__(self, learner: Learner, lanes: int, explore: bool = False):
         self.actor = learner.actor
         self.explore = explore
         self.carry: Carry = self.actor.initial(lanes)  # never written to: whoever keeps it keeps what it was
+        self._as_process = learner.native is None
+        self._nodes = nodes_to_act_by(bool(learner.native))
         self._device = next(iter(learner.parameters())).device
         self._on_cpu = self._device.type == "cpu"
 
@@ -44,7 +48,11 @@ class LearnerAgent:
         tensors = to_tensors(obs)
         if not self._on_cpu:
             tensors = map_obs(lambda part: part.to(self._device), tensors)
-        acted = self.actor.act(tensors, self.carry, self.explore)
+        if self._as_process:
+            acted = self.actor.act(tensors, self.carry, self.explore)
+        else:
+            with Nodes(self._nodes):
+                acted = self.actor.act(tensors, self.carry, self.explore)
         self.carry = acted.carry
         return acted.action.numpy() if self._on_cpu else acted.action.cpu().numpy()
 

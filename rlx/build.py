@@ -31,6 +31,7 @@ from rlx.config import (
     loggers,
     module_names,
     refuse_foreign_env,
+    trusted,
 )
 from rlx.data.augment import Augment
 from rlx.data.dataset import TransitionDataset
@@ -43,14 +44,14 @@ from rlx.data.store import Layout
 from rlx.data.windows import WindowReader
 from rlx.envs import for_training, make_env, make_vector_env, probe, spec_of
 from rlx.envs.factory import EnvConfig
+from rlx.envs.observations import flattened_picture
 from rlx.envs.vector import VectorEnv
 from rlx.errors import UserError, shown
 from rlx.exports.folder import read_export
 from rlx.given import NOTHING, EnvLike, Given
 from rlx.learner import Learner
 from rlx.nn.encoders import AutoConfig
-from rlx.nn.native.choose import use_as_saved
-from rlx.reporting import counted
+from rlx.nn.native.choose import acts_natively
 from rlx.restoring import check_like, restoring
 from rlx.rewards import RewardTransform
 from rlx.rng import seeded
@@ -75,7 +76,7 @@ def _build(cfg: DictConfig, folder: Path, given: Given, progress: bool, opened: 
     data = given.dataset  # read by now, or first of all, where the Spec comes from it
     if not simulator and data is None:
         data = read_dataset(cfg)
-    spec = env_spec(env_cfg, cfg.trust) if simulator or data is None else spec_of_dataset(data)
+    spec = env_spec(env_cfg, cfg.trust, warn=True) if simulator or data is None else spec_of_dataset(data)
     check_spec(cfg, spec)
     phases = list(cfg.trainer.phases.values())
     collects = any(phase.collect > 0 for phase in phases)
@@ -97,14 +98,10 @@ def _build(cfg: DictConfig, folder: Path, given: Given, progress: bool, opened: 
         make_envs = functools.partial(make_vector_env, for_training(env_cfg), trust=cfg.trust)
         node = OmegaConf.structured(LocalConfig) if cfg.collector is None else cfg.collector  # older runs have none
         collector = instantiate(node, learner, make_envs, reward, int(cfg.seed), trust=cfg.trust)
-    replay = None
-    if collector is not None:
         opened.callback(collector.close)
+    replay = None
     if collector is not None and any(phase.collect > 0 and not phase.on_policy for phase in phases):
-        frames = None
-        if any(box.is_image and box.dtype == "uint8" for box in spec.obs.values()):
-            with closing(make_env(for_training(env_cfg), cfg.trust)) as env:
-                frames = stacked_frames(env, spec)
+        frames = frames_of(env_cfg, spec, cfg.trust)
         replay = make_replay(cfg, spec, collector.num_envs, prior, frames, folder)
         if replay.needs_env:  # it asks the env for rewards as long as the run lasts
             goal_env = make_env(env_cfg, cfg.trust)
@@ -138,6 +135,8 @@ def make_learner(cfg: DictConfig, spec: Spec, trust: Sequence[str]) -> Learner:
     extra: dict[str, Any] = {}
     if "encoder" in inspect.signature(learner_class(cfg)).parameters:  # not in every algorithm of a user's own
         node = OmegaConf.structured(AutoConfig) if cfg.encoder is None else cfg.encoder  # older runs have none
+        if not trusted(str(node.get("_target_", "rlx")), ()):  # the user's own takes keys, whichever choice it replaces
+            node = OmegaConf.create(OmegaConf.to_container(node, resolve=True))
         extra["encoder"] = functools.partial(instantiate, node, trust=trust)
     learner: Learner = instantiate(cfg.algo, spec, trust=trust, **extra)
     return learner
@@ -189,7 +188,7 @@ def load_prior(
         learner.set_normalizer(torch.from_numpy(mean), torch.from_numpy(std))
     if learner.needs_returns:
         if not np.array_equal(dataset.reward, dataset.raw_reward):
-            raise UserError(f"algo={cfg.algo.name} is told returns in the env's units; use reward=identity.")
+            raise UserError(f"algo={cfg.algo.name} learns from returns in the env's units; use reward=identity.")
         learner.set_returns(torch.from_numpy(dataset.returns()))
     if learner.reads is Windows:
         return dataset, WindowReader(dataset, learner.window, int(cfg.seed))
@@ -209,6 +208,14 @@ def read_dataset(cfg: DictConfig) -> TransitionDataset:
     return dataset
 
 
+def frames_of(cfg: EnvConfig, spec: Spec, trust: Sequence[str]) -> dict[str, int] | None:
+    """How many frames the images of the envs that a run learns in stack, by box; None without images of uint8."""
+    if not any(box.is_image and box.dtype == "uint8" for box in spec.obs.values()):
+        return None
+    with closing(make_env(for_training(cfg), trust)) as env:
+        return stacked_frames(env, spec)
+
+
 def make_replay(
     cfg: DictConfig,
     spec: Spec,
@@ -217,7 +224,7 @@ def make_replay(
     frames: dict[str, int] | None = None,
     folder: Path | None = None,
 ) -> Replay:
-    """The replay of an online run; its size is said before anything is written into it."""
+    """The replay of an online run."""
     budget = cfg.trainer.max_env_steps
     node = cfg.replay
     if budget is not None and budget < node.capacity:
@@ -226,8 +233,6 @@ def make_replay(
     replay: Replay = instantiate(
         node, spec, num_envs, cfg.algo.discount, int(cfg.seed), trust=cfg.trust, prior=prior, frames=frames, **where
     )
-    size, on_disk = replay.nbytes / 2**20, " on disk" if where else ""
-    log.info("Replay: %s, %.1f MiB%s", counted(replay.capacity, "transition"), size, on_disk)
     return replay
 
 
@@ -252,10 +257,18 @@ def make_bus(cfg: DictConfig, progress: bool = True) -> CallbackBus:
     return CallbackBus(callbacks)
 
 
-def env_spec(cfg: EnvConfig, trust: Sequence[str] = ()) -> Spec:
+def env_spec(cfg: EnvConfig, trust: Sequence[str] = (), warn: bool = False) -> Spec:
+    """What an env looks like to a learner; with `warn`, also a word on pictures that are not read as such."""
     with closing(make_env(cfg, trust)) as env:
         probe(env, cfg)
-        spec = spec_of(env, cfg.id)
+        spec, picture = spec_of(env, cfg.id), flattened_picture(env)
+    if warn and picture is not None:
+        height, width = picture
+        log.warning(
+            "%s gives grey pictures of %d x %d pixels without an axis for the channel, which are read as vectors of "
+            "%s numbers; to read them as images, add 'env.wrappers.image={_target_: ReshapeObservation, shape: "
+            "[%d, %d, 1]}'.", cfg.id, height, width, f"{height * width:,}", height, width
+        )  # fmt: skip
     return spec._replace(episode_limit=spec.episode_limit or cfg.max_episode_steps)
 
 
@@ -281,7 +294,6 @@ def learner_of(saved: CheckpointData, trust: tuple[str, ...]) -> tuple[Learner, 
     cfg = load_config(saved.config, (), trust, use=("algo", "env", "encoder"))
     learner_class(cfg)
     folder = saved.path or Path()
-    use_as_saved(saved.state.get("native", False))
     with restoring(folder):
         check_spec(cfg, saved.spec)
         tensors = saved.tensors["learner"]
@@ -294,6 +306,7 @@ def learner_of(saved: CheckpointData, trust: tuple[str, ...]) -> tuple[Learner, 
         learner.load_tensors(tensors, whole)
         learner.load_counters(saved.state["learner"])
         learner.eval()
+        learner.native = acts_natively(bool(saved.state.get("native", False)))
         with seeded(0, torch.device("cpu")):  # some values are read by acting alone
             boxes = {name: np.zeros((1, *box.shape), box.dtype) for name, box in saved.spec.obs.items()}
             LearnerAgent(learner, 1).act(boxes if saved.spec.boxes else boxes[OBS])
@@ -333,7 +346,7 @@ def restore_with_env(
 
 def check_same_env(saved: Spec, spec: Spec) -> None:
     """Refuse an env whose spaces differ from those of a checkpoint."""
-    for name in ("obs_shape", "obs_dtype", "action_kind", "action_shape", "action_sizes"):
+    for name in ("obs_shape", "obs_dtype", "boxes", "action_kind", "action_shape", "action_sizes"):
         before, now = getattr(saved, name), getattr(spec, name)
         if before != now:
             raise UserError(

@@ -8,9 +8,11 @@ A checkpoint is a folder:
     state.json            counters, random states, callback states, the Spec, versions
     <group>.safetensors   tensors: learner, rng, journal, rollout
 
-The replay is written incrementally: `replay/<start>-<end>.safetensors` holds rows of the stream since the checkpoint
-before, and manifests refer to segments by name and hash; those of images are compressed (`.zst`). Everything is written
-beside its place, fsynced and renamed, so a reader sees the old state or the new one. `last` and `best` are links that
+The replay is written incrementally: the files `replay/<start>-<end>.safetensors` hold rows of the stream since the
+checkpoint before, and manifests refer to these segments by name and hash; those of images are compressed (`.zst`). They
+are written and read one by one and none is much larger than `SEGMENT_BYTES`, so that a checkpoint takes little memory
+however large the replay is. Everything is written beside its place, fsynced and renamed, so a reader sees the old state
+or the new one. `last` and `best` are links that
 are swapped the same way. What is read back is data: nothing is imported, unpickled or instantiated because a file asks
 for it. It is read from regular files only, of the size that the manifest says, and whatever is wrong with it is a
 `DamagedCheckpoint`.
@@ -54,7 +56,8 @@ log = logging.getLogger("rlx")
 # 2 kept other things in the same files under other names, see `_upgrade` and `Learner.load_tensors`.
 FORMAT = 3
 PACKED, LEVEL = ".zst", 3  # of replay segments that are compressed by Zstandard
-MOST_FILES = 64  # of a checkpoint; there are about six
+SEGMENT_BYTES = 64 * 2**20  # of the rows in a segment, before compression
+MOST_FILES = 64  # of a checkpoint, besides the segments; there are about six
 EXPORT = "policy.json"  # what the folder of an exported policy has in the place of a manifest, see `rlx.exports`
 
 # What we write, and hence what we read and may delete. Other names in these folders are somebody else's.
@@ -211,7 +214,9 @@ def verified(path: Path, entry: dict[str, Any]) -> bytes:
 
 
 def _unpacked(segment: dict[str, Any], data: bytes, spec: Spec) -> bytes:
-    """The bytes of a compressed segment, which has to say in two places how many they are, and no more than fit."""
+    """The bytes of a segment; a compressed one has to say in two places how many they are, and no more than fit."""
+    if not segment["name"].endswith(PACKED):
+        return data
     name, size = segment["name"], segment["unpacked"]
     row = 8 * (spec.obs_dim + spec.action_dim + 16)  # bytes, at most: two observations of floats, or three of uint8
     if size > 2**20 + row * (segment["end"] - segment["start"]):
@@ -397,17 +402,32 @@ class CheckpointStore:
         """Write the rows that are new; the segments that together hold all rows still in the ring."""
         oldest = replay.oldest
         start = max(self._segments[-1]["end"] if self._segments else 0, oldest)
-        segments = [s for s in self._segments if s["end"] > oldest]
-        if start < replay.total:
-            (self.folder / "replay").mkdir(exist_ok=True)
-            name = _segment_name(start, replay.total, self.packed)
-            data, unpacked = dump(replay.segment(start, replay.total)), {}
-            if self.packed:
-                unpacked["unpacked"] = len(data)
-                data = zstandard.ZstdCompressor(LEVEL).compress(data)
-            write_atomically(self.folder / "replay" / name, data)
-            segments.append({"name": name, "start": start, "end": replay.total, **entry_of(data), **unpacked})
-        return segments
+        written: list[dict[str, Any]] = []
+        try:
+            while start < replay.total:
+                written.append(self._save_segment(replay, start))
+                start = written[-1]["end"]
+        except OSError:
+            with suppress(OSError):
+                for segment in written:  # they take room where there may be none
+                    remove(self.folder / "replay" / segment["name"])
+            raise
+        return [s for s in self._segments if s["end"] > oldest] + written
+
+    def _save_segment(self, replay: Replay, start: int) -> dict[str, Any]:
+        """Write rows from `start` on, as many as a segment holds."""
+        folder = self.folder / "replay"
+        folder.mkdir(exist_ok=True)
+        end = min(replay.total, start + max(1, SEGMENT_BYTES // replay.row_bytes))
+        while (folder / _segment_name(start, end, self.packed)).exists() and end - start > 1:
+            end -= 1  # that one belongs to an older checkpoint, and rows have changed since
+        name = _segment_name(start, end, self.packed)
+        data, unpacked = dump(replay.segment(start, end)), {}
+        if self.packed:
+            unpacked["unpacked"] = len(data)
+            data = zstandard.ZstdCompressor(LEVEL).compress(data)
+        write_atomically(folder / name, data)
+        return {"name": name, "start": start, "end": end, **entry_of(data), **unpacked}
 
     def _drop_unused_segments(self) -> None:
         needed = {s["name"] for path in self.steps() for s in _segments_of(path)}
@@ -433,7 +453,7 @@ class CheckpointStore:
                 if steps is not None and path.name != _step_name(steps):
                     raise DamagedCheckpoint(f"it is the checkpoint of step {steps!r:.20}")
                 for segment, data in self._read_segments(checkpoint):
-                    _check_rows(segment, data)
+                    _check_rows(segment, _unpacked(segment, data, checkpoint.spec))
             except DamagedCheckpoint as error:
                 log.warning("Checkpoint %s is damaged and was skipped: %s.", path.name, error)
                 reasons.append(f"{path.name}: {error}")
@@ -447,11 +467,11 @@ class CheckpointStore:
         )
 
     def _read_segments(self, checkpoint: CheckpointData) -> Iterator[tuple[dict[str, Any], bytes]]:
+        """The segments of a checkpoint one by one, as they are in their files."""
         refuse_link(self.folder / "replay")
         for segment in checkpoint.segments:
             check_room(self.folder / "replay", {segment["name"]: segment["size"]})
-            data = verified(self.folder / "replay" / segment["name"], segment)
-            yield segment, _unpacked(segment, data, checkpoint.spec) if segment["name"].endswith(PACKED) else data
+            yield segment, verified(self.folder / "replay" / segment["name"], segment)
 
     def load_replay(self, checkpoint: CheckpointData, replay: Replay) -> None:
         """Put the rows back; later checkpoints add to the segments of this one."""
@@ -466,7 +486,7 @@ class CheckpointStore:
     def replay_segments(self, checkpoint: CheckpointData) -> Iterator[tuple[int, dict[str, Tensor]]]:
         """The rows of the replay, verified: the first of each segment, and its tensors."""
         for segment, data in self._read_segments(checkpoint):
-            yield segment["start"], read_tensors(data)
+            yield segment["start"], read_tensors(_unpacked(segment, data, checkpoint.spec))
 
     def rewrite_replay(self) -> None:
         """Rows have changed since they were written: the next checkpoint writes all of them."""

@@ -11,6 +11,7 @@ import errno
 import gc
 import importlib
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from rlx.reporting import set_up_logging, table
 
 log = logging.getLogger("rlx")
 
+BLAS_THREADS = {"OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"}
 PATH_ERRORS = (errno.ENAMETOOLONG, errno.EACCES, errno.ELOOP, errno.ENOTDIR)
 
 
@@ -35,8 +37,16 @@ class Verb(NamedTuple):
 
     def run(self, arguments: list[str]) -> int:
         module, _, name = self.command.partition(":")
-        with quick_imports(module):
-            command: Callable[[list[str]], int] = getattr(importlib.import_module(module), name)
+        try:
+            with quick_imports(module):
+                command: Callable[[list[str]], int] = getattr(importlib.import_module(module), name)
+        except ModuleNotFoundError as error:
+            if (error.name or "rlx").partition(".")[0] == "rlx":
+                raise
+            raise UserError(
+                f"{sys.executable} has no {error.name}, which rlx needs; use the Python that rlx was installed in "
+                "(`source .venv/bin/activate` after make demo), or install it: pip install -e ."
+            ) from error
         return command(arguments)
 
 
@@ -60,6 +70,7 @@ def quick_imports(module: str) -> Iterator[None]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a verb; the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    limit_numpy()
     for stream in (sys.stdout, sys.stderr):  # what a terminal cannot show is shown as an escape
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
@@ -88,6 +99,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception:
         log.exception("The run failed.")
         return 1
+
+
+def limit_numpy() -> None:
+    """One thread for numpy's own matrix products, such as those of an env, unless the user has said how many.
+
+    OpenBLAS reads the number where numpy is imported, and would take all cores. A process that has numpy already is
+    the user's, and keeps what it has.
+    """
+    if "numpy" not in sys.modules and not BLAS_THREADS & os.environ.keys():
+        os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 
 def check_text(arguments: Sequence[str]) -> None:
@@ -191,9 +212,10 @@ VERBS = {
     ),
     "predict": Verb(
         "rlx.commands:predict",
-        "predict RUN_OR_CHECKPOINT --obs '[...]'",
+        "predict RUN_OR_CHECKPOINT --obs '[...]'|@FILE|-",
         "the action for an observation, as JSON\n\n"
-        "A list of observations gives a list of actions. trust=[MODULE,...] allows code from your own modules.",
+        "A list of observations gives a list of actions. @FILE reads JSON from a file, - from standard input.\n"
+        "trust=[MODULE,...] allows code from your own modules.",
     ),
     "collect": Verb(
         "rlx.commands:collect",
@@ -227,7 +249,7 @@ VERBS = {
         "rlx.commands:build_native",
         "build-native",
         "build the native nodes, which make runs faster, for this machine\n\n"
-        "Takes half a minute and a C++ compiler, once for each version of rlx and torch. Runs with native=auto, the\n"
+        "Takes about a minute and a C++ compiler, once for each version of rlx and torch. Runs with native=auto, the\n"
         "default, take them from then on; the first one on a machine starts this in the background.",
     ),
     "list": Verb(

@@ -20,7 +20,7 @@ from rlx.config import compose_config, for_hydra, learners, register, take_trust
 from rlx.errors import RunFailed, UserError, nearest
 from rlx.nn.native import build as native
 from rlx.paths import conf_dir
-from rlx.reporting import closing_lines, counted, table
+from rlx.reporting import closing_lines, counted, in_digits, table
 from rlx.sweeps import start
 from rlx.sweeps.job import EXIT_CODES
 from rlx.sweeps.manifest import is_sweep
@@ -156,8 +156,8 @@ def evaluate(arguments: list[str]) -> int:
         return 0
     success = f", success rate {result['eval/success_rate']:.2f}" if "eval/success_rate" in result else ""
     log.info(
-        "%s on %s: return %.1f +- %.1f over %s of length %.1f%s",
-        result["algo"], result["env"], result["eval/return_mean"], result["eval/return_std"],
+        "%s on %s: return %s +- %s over %s of length %.1f%s",
+        result["algo"], result["env"], in_digits(result["eval/return_mean"]), in_digits(result["eval/return_std"]),
         counted(result["episodes"], "episode"), result["eval/length_mean"], success,
     )  # fmt: skip
     if video is not None:
@@ -188,7 +188,7 @@ def predict(arguments: list[str]) -> int:
     if len(arguments) != 2 or arguments[0] != "--obs":
         raise UserError(f"predict needs an observation; type: python -m rlx {usage}")
     try:
-        obs = json.loads(arguments[1], parse_constant=_refuse_constant)
+        obs = json.loads(_text_of(arguments[1]), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise UserError(f"--obs is not JSON ({error}); give a list of numbers such as '[0.1, 0.2]'.") from error
     try:
@@ -197,6 +197,18 @@ def predict(arguments: list[str]) -> int:
         raise UserError(f"--obs is not an observation ({error}); give a list of numbers.") from error
     sys.stdout.write(json.dumps(action) + "\n")
     return 0
+
+
+def _text_of(given: str) -> str:
+    """What was given, or for @FILE and - what stands in a file or comes in by standard input: pictures are long."""
+    if given == "-":
+        return sys.stdin.read()
+    if not given.startswith("@"):
+        return given
+    try:
+        return Path(given[1:]).read_text()
+    except OSError as error:
+        raise UserError(f"{given[1:]} cannot be read ({error.strerror}); give a file of JSON: --obs @FILE.") from error
 
 
 def collect(arguments: list[str]) -> int:
@@ -226,10 +238,10 @@ def build_native(arguments: list[str]) -> int:
     try:
         path = native.build(again=not background)
     except native.Unavailable as error:
-        raise UserError(f"{error}.") from error
+        raise UserError(f"Native nodes cannot be built: {error}.") from error
     except RunFailed as error:
         if background:
-            native.note("failed", str(error))
+            native.note_failure(error)
         raise
     log.info("Built: %s", path)
     return 0

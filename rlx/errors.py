@@ -24,9 +24,17 @@ class Interrupted(KeyboardInterrupt):
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:
-    """The choice that `word` was probably meant to be, or None."""
-    matches = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.5)
-    return matches[0] if matches else None
+    """The choice that `word` was probably meant to be, or None; capitals do not count unless all else is alike."""
+    spelled = list(choices)
+    lower = [choice.lower() for choice in spelled]
+    alike = difflib.get_close_matches(word.lower(), lower, n=1, cutoff=0.5)
+    same = [choice for choice, plain in zip(spelled, lower, strict=True) if plain in alike]
+    return next(iter(difflib.get_close_matches(word, same, n=1, cutoff=0.0)), None)
+
+
+def nearest_few(word: str, choices: Iterable[str], count: int = 5) -> list[str]:
+    """The choices that are spelled most like `word`, the nearest first, whatever it is."""
+    return difflib.get_close_matches(word, list(choices), n=count, cutoff=0.0)
 
 
 def require(ok: bool, sentence: str) -> None:

@@ -9,17 +9,32 @@ import numpy as np
 
 from rlx.agent import LearnerAgent
 from rlx.envs.actions import unscaled
-from rlx.errors import UserError
+from rlx.errors import UserError, require
 from rlx.learner import Learner
 from rlx.obs import map_obs, num_rows, take_rows
-from rlx.types import OBS, ObsArray, Spec
+from rlx.types import OBS, Box, ObsArray, Spec
+
+
+def as_box(values: Any, box: Box) -> np.ndarray:
+    """An array of the box's dtype; UserError for what are no numbers, and where pixels would lose what was given."""
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise UserError(f"An observation must be numbers in lists of equal lengths, of shape {box.shape}.") from error
+    require(array.dtype.kind in "buif", f"An observation must be numbers in lists, of shape {box.shape}.")
+    pixels = box.dtype == "uint8" and array.dtype != np.uint8
+    if pixels and not ((array % 1 == 0) & (array >= 0) & (array <= 255)).all():
+        hint = "; multiply those from 0 to 1 by 255" if array.dtype.kind == "f" else ""
+        raise UserError(f"Pixels must be whole numbers from 0 to 255{hint}.")
+    return np.asarray(array, box.dtype)
 
 
 class Policy:
     """What `rlx.load` returns: raw observations in, env actions out.
 
     A policy with memory remembers what it has seen from one call of `act` to the next: call `reset` where an episode
-    begins, and `feedback` after each step if the policy is conditioned on returns.
+    begins, and `feedback` after each step if the policy is conditioned on returns. It acts by the nodes, native or
+    Python, that it was trained with, and leaves those of the process as they are.
     """
 
     def __init__(self, learner: Learner):
@@ -72,8 +87,13 @@ class Policy:
         boxes = self.spec.obs
         if self.spec.boxes and not (isinstance(obs, dict) and obs.keys() == boxes.keys()):
             raise UserError(f"{self.spec.env_id} has observations with the parts {', '.join(boxes)}; give all of them.")
+        if not self.spec.boxes and isinstance(obs, dict):
+            shape = self.spec.obs_shape
+            raise UserError(
+                f"{self.spec.env_id} has observations without parts; give numbers in lists, of shape {shape}."
+            )
         parts = obs if self.spec.boxes else {OBS: obs}
-        arrays = {name: np.asarray(parts[name], box.dtype) for name, box in boxes.items()}
+        arrays = {name: as_box(parts[name], box) for name, box in boxes.items()}
         single = all(arrays[name].shape == box.shape for name, box in boxes.items())
         for name, box in boxes.items():
             if not single and arrays[name].shape[1:] != box.shape:

@@ -7,6 +7,7 @@ import logging
 import os
 import shlex
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,12 @@ WIDTH = 160  # of tables where the output is not a terminal
 def counted(n: int, noun: str, plural: str | None = None) -> str:
     """'1 thread', '2 threads', '20,000 transitions'."""
     return f"{n:,} {noun if n == 1 else plural or f'{noun}s'}"
+
+
+def in_digits(value: float) -> str:
+    """A return as it is shown: '-151.2', and '0.83' where one digit says little."""
+    text = f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+    return text.lstrip("-") if float(text) == 0 else text
 
 
 def set_up_logging() -> None:
@@ -50,6 +57,21 @@ def showing(quiet: bool = False) -> Iterator[None]:
         yield
     finally:
         log.handlers, log.level, log.propagate = before
+
+
+@contextmanager
+def muted(*loggers: str) -> Iterator[None]:
+    """Without the warnings of a library: those of Python's `warnings`, and those of the loggers with these names."""
+    before = {logging.getLogger(name): logging.getLogger(name).level for name in loggers}
+    for logger in before:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in before.items():
+            logger.setLevel(level)
 
 
 def table(rows: Sequence[tuple[str, str]], title: str | None = None, header: tuple[str, str] | None = None) -> str:
@@ -99,7 +121,7 @@ def evaluation(summary: dict[str, Any]) -> str:
     last, best = summary["eval_return_mean"], summary["best_eval_return_mean"]
     if last is None:
         return f"not evaluated{' (env=none)' if summary['env'] == 'none' else ''}"
-    return f"{last:.1f}" + (f" (best {best:.1f})" if best is not None else "")
+    return in_digits(last) + (f" (best {in_digits(best)})" if best is not None else "")
 
 
 def next_steps(

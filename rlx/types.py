@@ -113,6 +113,7 @@ class Rollout(NamedTuple):
     terminated: Tensor  # [T, N] float
     truncated: Tensor  # [T, N] float
     carry: Carry = ()  # what the actor remembered before the first step, [N, ...] each
+    lost_life: Tensor | None = None  # [T, N] bool: terminated, but the episode goes on, and so does what is remembered
 
 
 class Acted(NamedTuple):

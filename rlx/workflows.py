@@ -29,7 +29,7 @@ from rlx.build import (
     restore_with_env,
 )
 from rlx.checkpoint import CheckpointStore, DamagedCheckpoint, find_checkpoint
-from rlx.choices import choices
+from rlx.choices import by_name, choices
 from rlx.config import (
     GROUPS,
     as_text,
@@ -67,7 +67,7 @@ from rlx.given import NOTHING, DataLike, EnvLike, Given, check_given, objects_of
 from rlx.learner import Learner
 from rlx.nn.native.choose import is_native, set_native
 from rlx.policy import Policy
-from rlx.reporting import closing_lines, counted, evaluation, showing
+from rlx.reporting import closing_lines, counted, evaluation, in_digits, showing
 from rlx.restoring import restoring
 from rlx.rng import seed_everything, seeded
 from rlx.run_folder import (
@@ -255,6 +255,7 @@ def _resume(folder: Path, overrides: tuple[str, ...], given: Given, trust: tuple
             summary = summary_of(trainer)
             if summary is not None and trainer.finished():
                 log.info("%s", nothing_to_do(trainer))
+                trainer.learner.native = is_native()
                 return Result(summary, folder, trainer.learner, needed_trust(cfg), objects_of(cfg))
             tell_changes(folder, text, saved.config)
         trainer.bus.check(trainer)
@@ -273,9 +274,37 @@ def _resume(folder: Path, overrides: tuple[str, ...], given: Given, trust: tuple
             return _finish(trainer)
 
 
+def tell_replay(trainer: Trainer) -> None:
+    """The size of a run's replay, once nothing can be refused any more."""
+    replay = trainer.replay
+    if replay is not None:
+        on_disk = " on disk" if trainer.cfg.replay.get("memory") == "mmap" else ""
+        size = replay.nbytes / 2**20
+        log.info("Replay: %s, %.1f MiB%s", counted(replay.capacity, "transition"), size, on_disk)
+
+
+def tell_no_update(trainer: Trainer) -> None:
+    """That the budget ends before the first update, as a first look may do where many random steps come first."""
+    limit = trainer.plan.max_env_steps
+    phases = [phase for phase in trainer.plan.phases.values() if phase.updates != 0]
+    if limit is None or trainer.state.updates or any(phase.collect == 0 or phase.on_policy for phase in phases):
+        return
+    phase = phases[0]
+    starts = (phase.random_steps, phase.start_after, phase.min_buffer_size)
+    keys = dict(zip(("learning_starts", "warmup_steps", "min_buffer_size"), starts, strict=True))
+    key, first = max(keys.items(), key=lambda item: item[1])
+    if limit <= first:
+        log.warning(
+            "No update will be made: the first one comes after trainer.%s=%d env steps, and trainer.max_env_steps=%d "
+            "ends the run before; lower the one or raise the other.", key, first, limit,
+        )  # fmt: skip
+
+
 def _finish(trainer: Trainer) -> Result:
     with interruptible(trainer):
         try:
+            tell_replay(trainer)
+            tell_no_update(trainer)
             trainer.run()
             summary = summarise(trainer)
             write_atomically(trainer.run_dir / "summary.json", json.dumps(summary, indent=2).encode())
@@ -284,6 +313,7 @@ def _finish(trainer: Trainer) -> Result:
                 trainer.close()
             raise
         trainer.close()  # last: an env that fails here loses nothing
+    trainer.learner.native = is_native()  # it acts by what it was trained with, whatever later runs take
     return Result(summary, trainer.run_dir, trainer.learner, needed_trust(trainer.cfg), objects_of(trainer.cfg))
 
 
@@ -367,7 +397,7 @@ def watch(
         outcome = evaluate_learner(learner, SyncEnvs([lambda: shown_env], env_cfg.id), episodes, seed)
     finally:
         shown_env.close()
-    log.info("returns %s", ", ".join(f"{ret:.1f}" for ret in outcome.returns))
+    log.info("returns %s", ", ".join(in_digits(ret) for ret in outcome.returns))
 
 
 def _check_episodes(episodes: int, seed: int) -> None:
@@ -455,8 +485,8 @@ def collect(
                 "collect writes what the env itself gives, and the env.wrappers of this run change that; give an env "
                 "of your own from Python: rlx.collect(RUN, ID, env=...)."
             )
-        if learner.spec.goal is not None or learner.spec.boxes:
-            raise UserError(f"{cfg.env.id} has dict observations, which collect cannot write; use another env.")
+        if learner.spec.goal is not None:
+            raise UserError(f"{cfg.env.id} is a goal env, whose observations collect cannot write; use another env.")
         with seeded(seed, next(iter(learner.parameters())).device):
             recorded = collect_episodes(LearnerAgent(learner, envs.num_envs), envs, learner.spec, episodes, noise, seed)
     finally:
@@ -482,7 +512,9 @@ def inspect_data(
     dataset = load_transition_dataset(source)
     spec = None
     if env is not None and env != NO_ENV:
-        cfg = compose_config([f"env={env}"] if env in choices("env") else [f"env.id={env}"])
+        by_choice = env in choices("env") or by_name(env) is not None
+        # as it is by itself: a tuned pair of the default algorithm may make its actions others
+        cfg = compose_config([f"env={env}", "~algo_env"] if by_choice else [f"env.id={env}"])
         spec = env_spec(OmegaConf.to_object(cfg.env), env_modules(cfg))  # type: ignore[arg-type]
     limit = None if spec is None else spec.episode_limit
     return inspect_dataset(apply_choices(dataset, settled, limit, check=False), spec)

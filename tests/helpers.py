@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -106,6 +108,13 @@ def signalled(event: str, count: int, number: int = signal.SIGTERM) -> Iterator[
     finally:
         CallbackBus.emit = original  # type: ignore[method-assign]
     assert seen >= count, f"the run had {seen} {event} events, so no signal was sent"
+
+
+def do_without_native(why: str) -> None:
+    """Skip a test of native nodes that cannot be built; on a machine of continuous integration, fail."""
+    if os.environ.get("CI"):
+        pytest.fail(f"{why}, and CI is set: the native nodes have to be tested.")
+    pytest.skip(why)
 
 
 @contextmanager

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
 import os
 import struct
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -537,6 +539,117 @@ def test_a_checkpoint_under_another_name_is_passed_over(tmp_path: Path) -> None:
     assert store.latest().path == tmp_path / "step_000000000002"
 
 
+# -- segments of a limited size --------------------------------------------------------------------------------------
+
+
+def rows_per_segment(rows: int, replay: Replay, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SEGMENT_BYTES", rows * replay.row_bytes)
+
+
+def test_no_segment_is_larger_than_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, replay = CheckpointStore(tmp_path), empty(capacity=10)
+    rows_per_segment(4, replay, monkeypatch)
+    spans = []
+    for steps in (9, 4):
+        grow(replay, steps)
+        store.save_step(checkpoint(), replay.total, replay)
+        spans.append([(s["start"], s["end"]) for s in store.latest().segments])
+        back = empty(capacity=10)
+        store.load_replay(store.latest(), back)
+        np.testing.assert_array_equal(back.store.rows, replay.store.rows)
+    assert spans == [[(0, 4), (4, 8), (8, 9)], [(0, 4), (4, 8), (8, 9), (9, 13)]]
+    grow(replay, 2)
+    store.save_step(checkpoint(), replay.total, replay)
+    assert store.latest().segments[0]["start"] == 4, "a segment goes once all of its rows are overwritten"
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_checkpoint_takes_the_memory_of_a_few_segments(
+    packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both ways, while the replay is a hundred times as large as a segment."""
+    n = 100_000
+    store, replay, back = CheckpointStore(tmp_path, packed=packed), empty(capacity=n), empty(capacity=n)
+    t = np.arange(n, dtype=np.float32)
+    replay.add(np.stack([t, t], 1), t[:, None], t, np.stack([t, t], 1), np.zeros(n), np.zeros(n))
+    rows_per_segment(n // 100, replay, monkeypatch)
+    monkeypatch.setattr(module, "read_bounded", lambda path, **_: path.read_bytes())  # which asks for its limit at once
+
+    def load() -> None:
+        for start, tensors in store.replay_segments(store.latest()):
+            back.load_segment(start, tensors)
+
+    for work in (lambda: store.save_step(checkpoint(), n, replay), load):
+        tracemalloc.start()
+        work()
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 0.15 * replay.nbytes
+    np.testing.assert_array_equal(back.store.rows, replay.store.rows)
+
+
+def test_rows_that_changed_leave_older_checkpoints_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All rows are written anew, in segments that would have the names of those of the checkpoint before."""
+    store, replay = CheckpointStore(tmp_path), empty(capacity=20)
+    rows_per_segment(4, replay, monkeypatch)
+    grow(replay, 10)
+    store.save_step(checkpoint(), 10, replay)
+    before = replay.store.rows.copy()
+    replay.store.rows[:, 0] += 1
+    store.rewrite_replay()
+    store.save_step(checkpoint(), 11, replay)
+    for name, rows in (("step_000000000011", replay.store.rows), ("step_000000000010", before)):
+        saved, back = store.latest(), empty(capacity=20)
+        assert saved.path == tmp_path / name
+        store.load_replay(saved, back)
+        np.testing.assert_array_equal(back.store.rows[:10], rows[:10])
+        (tmp_path / name).rename(tmp_path / f"no_{name}")
+
+
+def test_a_full_disk_leaves_no_segments_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, replay = CheckpointStore(tmp_path), empty(capacity=20)
+    rows_per_segment(4, replay, monkeypatch)
+    grow(replay, 3)
+    store.save_step(checkpoint(), 3, replay)
+    grow(replay, 12)
+
+    def full(path: Path, data: bytes) -> None:
+        if path.name.startswith("000000000011-"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_atomically(path, data)
+
+    monkeypatch.setattr(module, "write_atomically", full)
+    with pytest.raises(OSError, match="No space left"):
+        store.save_step(checkpoint(), 15, replay)
+    assert [path.name for path in (tmp_path / "replay").iterdir()] == ["000000000000-000000000003.safetensors"]
+    monkeypatch.undo()
+    store.save_step(checkpoint(), 15, replay)
+    back = empty(capacity=20)
+    store.load_replay(store.latest(), back)
+    np.testing.assert_array_equal(back.store.rows, replay.store.rows)
+
+
+def test_segments_of_lanes_that_differ_in_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One lane goes round its ring while the other stands still: all rows of some segments are overwritten."""
+    store, replay, back = CheckpointStore(tmp_path), *(
+        Replay(ReplayConfig(capacity=12), SPEC, 2, 0.9, seed=0) for _ in range(2)
+    )  # fmt: skip
+    rows_per_segment(2, replay, monkeypatch)
+    for t in range(30):
+        lane = [0] if t % 15 else [1]
+        one = np.full((1, 2), float(t))
+        replay.add(one, one[:, :1], one[:, 0], one, np.zeros(1), np.zeros(1), lanes=lane)
+    store.save_step(checkpoint(), 30, replay)
+    saved = store.latest()
+    assert any(bool((tensors["position"] < 0).all()) for _, tensors in store.replay_segments(saved))
+    store.load_replay(saved, back)
+    back.load_state(replay.state())
+    for lane in range(2):
+        place = replay.store.history(lane)
+        np.testing.assert_array_equal(back.store.history(lane), place)
+        np.testing.assert_array_equal(back.store.rows[place], replay.store.rows[place])
+
+
 # -- compressed segments ---------------------------------------------------------------------------------------------
 
 
@@ -570,6 +683,15 @@ def test_compressed_segments_come_back(tmp_path: Path) -> None:
     store.save_step(checkpoint(160), 160, back)
     assert [s["name"][-4:] for s in store.latest().segments] == [".zst", ".zst", "sors"]
     assert len(list(store.replay_segments(store.latest()))) == 3
+
+
+def test_a_copy_holds_compressed_segments_as_they_are(tmp_path: Path) -> None:
+    store = packed(tmp_path / "source")
+    store.copy_latest(tmp_path / "copy")
+    copy, back, plain = CheckpointStore(tmp_path / "copy"), empty(capacity=200), empty(capacity=200)
+    grow(plain, 150)
+    copy.load_replay(copy.latest(), back)
+    np.testing.assert_array_equal(back.store.rows, plain.store.rows)
 
 
 SIZE = 2**40  # of what no segment can be

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import io
 import json
 import logging
 import math
+import os
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,8 +23,11 @@ from helpers import rows, signalled, tiny
 
 import rlx
 from rlx.checkpoint import seal
-from rlx.cli import main, quick_imports
+from rlx.cli import BLAS_THREADS, main, quick_imports
+from rlx.errors import UserError
 from rlx.files import write_atomically
+from rlx.policy import as_box
+from rlx.types import Box
 
 TINY = tiny("off_policy")
 
@@ -32,6 +39,14 @@ def _logging() -> Iterator[None]:
     before = log.handlers[:], log.level, log.propagate
     yield
     log.handlers, log.level, log.propagate = before
+
+
+def test_a_python_without_what_rlx_needs_says_which_one_to_use() -> None:
+    code = "import sys; sys.modules['hydra'] = None; from rlx.cli import main; sys.exit(main(['algo=sac']))"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ran.returncode == 2
+    assert ran.stderr.startswith(f"rlx: {sys.executable} has no hydra, which rlx needs; use the Python that ")
+    assert len(ran.stderr.splitlines()) == 1
 
 
 def test_imports_are_not_interrupted_by_collections() -> None:
@@ -50,6 +65,21 @@ def test_imports_are_not_interrupted_by_collections() -> None:
         gc.unfreeze()
 
 
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="counts the threads of a process on Linux")
+@pytest.mark.parametrize(("given", "expected"), [({}, "1"), ({"OMP_NUM_THREADS": "2"}, None)])
+def test_numpy_has_one_thread_unless_told_otherwise(given: dict[str, str], expected: str | None) -> None:
+    code = (
+        "import os, sys; from rlx.cli import main; main(['list', 'algo']); assert 'numpy' not in sys.modules; "
+        "import numpy; numpy.ones((500, 500)) @ numpy.ones((500, 500)); "
+        "print(len(os.listdir('/proc/self/task')), os.environ.get('OPENBLAS_NUM_THREADS'))"
+    )
+    env = {key: value for key, value in os.environ.items() if key not in BLAS_THREADS} | given
+    ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    threads, variable = ran.stdout.split()[-2:]
+    assert variable == str(expected)
+    assert threads == "1" or given
+
+
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run."""
@@ -63,6 +93,9 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 BAD = {
     "algo=rlxx": "algo=",
     "algo.lrr=1": "SACConfig",
+    "+algo.lrr=1": "algo.lrr is not a key of SACConfig",
+    "++trainer.learning_start=5": "learning_starts",
+    "+algo.lr.x=1": "algo.actor_lr",
     "algo=ppo dataset=minari": "on-policy",
     "algo=td3_bc": "dataset=minari",
     "algo=td3_bc dataset=null": "dataset=minari",
@@ -194,7 +227,7 @@ def test_a_mistake_costs_one_sentence(
         (["predict", "RUN", "--obs", "[1, 2]"], "shape"),
         (["predict", "RUN", "--obs", "3"], "shape"),
         (["predict", "RUN", "--obs", '["a", "b", "c"]'], "numbers"),
-        (["predict", "RUN", "--obs", '{"a": 1}'], "numbers"),
+        (["predict", "RUN", "--obs", '{"a": 1}'], "Pendulum-v1 has observations without parts; give numbers in lists"),
         (["predict", "RUN", "--obs", "[[1, 2, 3], [4]]"], "numbers"),
         (["predict", "RUN", "--obs", "[1, 2, NaN]"], "NaN"),
         (["resume", "RUN", "algo=td3"], "selects another"),
@@ -333,6 +366,44 @@ def test_predict(run_dir: Path, capsys: pytest.CaptureFixture) -> None:
     assert action == rlx.load(run_dir).act([1.0, 0.0, 0.5]).tolist()
     assert main(["predict", str(run_dir), "--obs", "[[1.0, 0.0, 0.5], [0, 1, 0]]"]) == 0
     assert json.loads(capsys.readouterr().out)[0] == pytest.approx(action)
+
+
+def test_predict_reads_a_file_or_standard_input(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "[1.0, 0.0, 0.5]"
+    (tmp_path / "obs.json").write_text(text)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+    for given in (text, f"@{tmp_path / 'obs.json'}", "-"):
+        assert main(["predict", str(run_dir), "--obs", given]) == 0
+    assert len(set(capsys.readouterr().out.splitlines())) == 1
+    assert main(["predict", str(run_dir), "--obs", f"@{tmp_path / 'none.json'}"]) == 2
+    assert "none.json cannot be read (No such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("pixel", [0.5, 256.0, -1.0, float("nan")])
+def test_pixels_are_not_rounded(pixel: float) -> None:
+    """A picture that was scaled to [0, 1] would be black."""
+    box = Box((2, 2, 1), "uint8")
+    with pytest.raises(UserError, match="whole numbers from 0 to 255; multiply those from 0 to 1 by 255"):
+        as_box([[[pixel], [0]], [[1], [255]]], box)
+    assert as_box([[[7.0], [0]], [[1], [255]]], box).flatten().tolist() == [7, 0, 1, 255]
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "message"),
+    [
+        ([300, 1], "uint8", r"Pixels must be whole numbers from 0 to 255\.$"),
+        ([-1, 1], "uint8", r"Pixels must be whole numbers from 0 to 255\.$"),
+        ([None, 1], "float32", r"must be numbers in lists, of shape \(2,\)\.$"),
+        (["1", "2"], "float32", "must be numbers in lists"),
+        ({"pixels": [1, 2]}, "uint8", "must be numbers in lists"),
+        ([[1, 2], [3]], "float32", r"must be numbers in lists of equal lengths, of shape \(2,\)\.$"),
+    ],
+)
+def test_what_is_no_observation_is_told_in_plain_words(values: Any, dtype: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        as_box(values, Box((2,), dtype))
 
 
 def test_list_shows_every_choice(capsys: pytest.CaptureFixture) -> None:

@@ -16,6 +16,7 @@ from rlx.config import (
     GROUPS,
     check,
     check_regime,
+    check_spec,
     compose_config,
     instantiate,
     learners,
@@ -26,9 +27,11 @@ from rlx.config import (
     validate,
 )
 from rlx.config.schemas import node_of
+from rlx.data.replay import check_replay
 from rlx.errors import UserError, nearest
 from rlx.paths import conf_dir
 from rlx.rewards import RewardConfig, RewardTransform
+from rlx.types import Spec
 
 FILES = sorted(p for p in conf_dir().rglob("*.yaml") if p.parent.name in GROUPS)
 
@@ -130,6 +133,15 @@ def test_pqn_has_many_envs_where_nothing_else_is_said() -> None:
     assert {given: compose_config(given).env.num_envs for given in chosen} == chosen
 
 
+def test_a_schedule_that_is_chosen_goes_before_that_of_a_pair() -> None:
+    of_pair = compose_config(["algo=ppo", "env=cartpole"])
+    assert of_pair.schedule.kind.name == "linear"
+    for name in ("constant", "cosine"):
+        cfg = compose_config(["algo=ppo", "env=cartpole", f"schedule={name}"])
+        assert (cfg.schedule.kind.name, cfg.choices.schedule) == (name, name)
+        assert cfg.algo == of_pair.algo
+
+
 def test_no_pair_is_left_where_none_is_wanted() -> None:
     for word in ("~algo_env", "algo_env=null"):
         plain = compose_config(["algo=bear", "env=ant", word]).algo
@@ -208,7 +220,12 @@ def test_a_wrong_override_is_explained(override: str) -> None:
             ],
             ("before it goes online", "trainer.max_updates=null"),
         ),
-        (["algo=sac", "env=pendulum", "algo.normalize_obs=true"], ("algo.normalize_obs=false",)),
+        (["algo=sac", "env=pendulum", "algo.normalize_obs=true"], ("algo.normalize_obs=false", "are vectors")),
+        (["algo=ppo", "env=cartpole", "replay.n_step=3"], ("keeps no replay", "replay.n_step=3", "drop it.")),
+        (["algo=ppo", "env=pixel_goal", "replay.memory=mmap"], ("keeps no replay", "replay.memory=mmap")),
+        (["algo=ppo", "replay.alpha=0.5"], ("keeps no replay", "replay.alpha=0.5")),
+        (["algo=bc", "dataset=random", "replay.memory=mmap"], ("keeps no replay", "trainer=offline")),
+        (["algo=pqn", "replay=prioritized"], ("keeps no replay", "replay.prioritized=true", "replay=uniform")),
     ],
 )
 def test_what_does_not_fit_together_names_what_would(overrides: list[str], words: tuple[str, ...]) -> None:
@@ -216,6 +233,44 @@ def test_what_does_not_fit_together_names_what_would(overrides: list[str], words
         check(compose_config(overrides))
     for word in words:
         assert word in str(error.value)
+
+
+@pytest.mark.parametrize("off", ["replay=uniform", "replay.prioritized=false"])
+@pytest.mark.parametrize("suite", ["atari", "minatar"])
+def test_a_pair_has_no_priorities_for_a_replay_without(suite: str, off: str) -> None:
+    """What nobody asked for is not refused; what somebody did is."""
+    chosen = ["algo=rainbow", f"env={suite}", off]
+    replay, tuned = compose_config(chosen).replay, compose_config(chosen[:2]).replay
+    check_replay(OmegaConf.to_object(replay))
+    assert (replay.capacity, replay.n_step) == (tuned.capacity, tuned.n_step)
+    assert tuned.alpha == 0.5
+    with pytest.raises(UserError, match=r"replay.alpha=0.3 has no effect"):
+        check_replay(OmegaConf.to_object(compose_config([*chosen, "replay.alpha=0.3"]).replay))
+
+
+@pytest.mark.parametrize(("shape", "suggested"), [((8, 8, 3), False), ((4,), True)])
+def test_what_is_suggested_for_other_actions_reads_the_observations(shape: tuple[int, ...], suggested: bool) -> None:
+    spec = Spec("x", shape, "uint8" if len(shape) > 1 else "float32", "discrete", (), action_sizes=(2,))
+    with pytest.raises(UserError, match="algo=td3_bc needs box actions and x has discrete ones") as error:
+        check_spec(compose_config(["algo=td3_bc", "env=pendulum", "dataset=minari"]), spec)
+    assert "algo=bc" in str(error.value)
+    assert ("algo=dt" in str(error.value)) is suggested  # it reads vectors alone
+    with pytest.raises(UserError, match="algo=sac needs box actions") as error:
+        check_spec(compose_config(["algo=sac", "env=pendulum"]), spec)
+    assert all(f"algo={name}" in str(error.value) for name in ("dqn", "ppo", "pqn"))
+    assert "algo=bc" not in str(error.value)
+
+
+def test_what_is_suggested_for_priorities_runs_without_a_dataset() -> None:
+    with pytest.raises(UserError, match="choose one of algo=c51, algo=discrete_sac, algo=dqn, algo=qr_dqn") as error:
+        check(compose_config(["algo=sac", "replay=prioritized"]))
+    assert "discrete_cql" not in str(error.value)
+
+
+def test_replay_keys_that_do_no_harm_without_a_replay() -> None:
+    """A capacity is a limit, and a dataset is read over n steps as well."""
+    check(compose_config(["algo=ppo", "replay.capacity=10"]))
+    check(compose_config(["algo=td3_bc", "dataset=random", "replay.n_step=3"]))
 
 
 def test_regimes_of_every_algorithm_are_the_ones_that_pass() -> None:
@@ -325,6 +380,9 @@ def test_nearest_words() -> None:
     words: Any = ["pendulum", "cartpole"]
     assert nearest("pendulun", words) == "pendulum"
     assert nearest("zzz", words) is None
+    games: Any = ["Pooyan", "Pong", "pong"]
+    assert nearest("PONG", games) == "Pong"
+    assert nearest("pong", games) == "pong"
 
 
 def test_an_env_by_its_id_takes_nothing_from_the_default_one() -> None:
@@ -359,6 +417,14 @@ def test_values_for_others_are_resolved_but_for_what_comes_from_the_environment(
     rest = str({key: value for key, value in values.items() if key != "algo"})
     assert "${" not in rest
     assert "0.00123" not in str(values)
+
+
+def test_what_took_the_place_of_compile_is_told() -> None:
+    with pytest.raises(UserError) as refused:
+        compose_config(["algo.compile=true"])
+    assert str(refused.value) == (
+        "algo.compile is gone: native nodes took its place (native=auto, see docs/speed.md); leave it out."
+    )
 
 
 def test_a_saved_config_with_compile_loads_without_it(caplog: pytest.LogCaptureFixture) -> None:

@@ -7,9 +7,11 @@ ones from whatever source the algorithm uses, feed the other tests.
 from __future__ import annotations
 
 import ast
+import copy
 import functools
 import importlib
 import json
+import pickle
 import re
 import shutil
 from collections.abc import Iterator
@@ -276,6 +278,21 @@ def test_updates_do_not_touch_the_batch(name: str, trained: Any) -> None:
 
 
 @every_algorithm
+def test_a_copy_learns_as_the_original_does(name: str, trained: Any) -> None:
+    """Also one that has been elsewhere, with all that it had made for itself in its first updates."""
+    run = trained(name)
+    learner = after(run, 3)
+    copies = [copy.deepcopy(learner), pickle.loads(pickle.dumps(learner))]
+    found = []
+    for one in (learner, *copies):
+        torch.manual_seed(5)
+        found.append([one.update(clone(batch)) for batch in run.batches[3:6]])
+    for twin, told in zip(copies, found[1:], strict=True):
+        assert all(torch.equal(row[key], again[key]) for row, again in zip(found[0], told, strict=True) for key in row)
+        same_tensors(learner.tensors(), twin.tensors())
+
+
+@every_algorithm
 def test_updates_change_what_they_should(name: str, trained: Any) -> None:
     run = trained(name)
     learner = fresh(run)
@@ -308,6 +325,38 @@ def test_every_parameter_that_learns_belongs_to_an_optimizer(name: str, trained:
 def test_updates_are_reproducible(name: str, trained: Any) -> None:
     run = trained(name)
     same_tensors(after(run, KEEP).tensors(), after(run, KEEP).tensors())
+
+
+@every_algorithm
+def test_statistics_of_observations_are_for_acting_and_learning(name: str, trained: Any) -> None:
+    """With statistics, raw observations give what standardised ones give without."""
+    run = trained(name)
+    run.cfg.algo.normalize_obs, own = False, run.cfg.algo.normalize_obs
+    plain = fresh(run)
+    run.cfg.algo.normalize_obs = True
+    learner = fresh(run)
+    run.cfg.algo.normalize_obs = own
+    learner.load_state_dict(plain.state_dict(), strict=False)
+    learner.obs_mean.fill_(0.5)
+    learner.obs_std.fill_(2.0)
+
+    def standard(obs: Tensor) -> Tensor:
+        return (obs - 0.5) / 2.0
+
+    obs = observations(run.spec, 64)
+    for explore in (False, True):
+        torch.manual_seed(3)
+        expected = plain.act(standard(obs), explore)
+        torch.manual_seed(3)
+        assert torch.equal(learner.act(obs, explore), expected)
+    batch = clone(run.batches[0])
+    parts = {part: standard(getattr(batch, part)) for part in ("obs", "next_obs") if part in batch._fields}
+    torch.manual_seed(4)
+    plain.update(batch._replace(**parts))
+    torch.manual_seed(4)
+    learner.update(batch)
+    found = dict(learner.named_parameters())
+    assert not [key for key, p in plain.named_parameters() if not torch.equal(p, found[key])]
 
 
 @every_algorithm

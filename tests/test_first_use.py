@@ -12,6 +12,7 @@ import runpy
 import shlex
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from rlx.config.errors import OTHER_NAMES
 from rlx.config.overrides import from_values, literal, parse_override
 from rlx.data.sources import as_dataset
 from rlx.errors import UserError
-from rlx.reporting import closing_lines, counted, showing
+from rlx.reporting import closing_lines, counted, in_digits, muted, showing
 from rlx.system import choose_threads, usable_cpus
 from rlx.workflows import Result
 
@@ -161,6 +162,23 @@ REFUSED = {
     "env=pendulum-v1": "env=pendulum?",
     "env=Pendulum-v1": "env.id=Pendulum-v1",
     "env.id=pendulum": "env.id=Pendulum-v1",
+    "env=pong": "Did you mean env=atari/pong?",
+    "env=Breakout": "Did you mean env=minatar/breakout or env=atari/breakout?",
+    "env=ALE/Pong-v5": "Did you mean env=atari env.game=Pong?",
+    "env=Pong-v5": "Did you mean env=atari env.game=Pong? Choices",
+    "env.id=ALE/Pong-v5": "did you mean env=atari env.game=Pong?",
+    "env.id=Pong-v5": "did you mean env=atari env.game=Pong?",
+    "env.id=PongNoFrameskip-v4": "did you mean env=atari env.game=Pong?",
+    "env.id=MinAtar/SpaceInvaders-v1": "did you mean env=minatar env.game=space_invaders?",
+    "env.id=Qwxzqwxzqq-v0": "`python -m rlx list env` shows the presets.",
+    "env=SpaceInvadersNoFrameskip-v4": "Did you mean env=atari env.game=SpaceInvaders?",
+    "env=qwxzqwxz": "named behind its preset, as in env=atari/pong",
+    "algo=dqn env=cartpole env.game=Pong": "env.game is not a key of EnvConfig; it goes with env=atari or env=minatar.",
+    "env.task=walker_walk": "env.task is not a key of EnvConfig; it goes with env=dmc.",
+    "algo=dqn env=pixel_goal augment.pad=2": "augment.pad is not a key of NoneConfig; it goes with augment=shift.",
+    "algo=dqn encoder.layer_norm=true": "it goes with encoder=impala.",
+    "algo=bcq env=pixel_goal dataset=random": "env, or one of algo=bc, algo=c51, algo=discrete_bcq, algo=discrete_cql, "
+    "algo=discrete_iql, algo=discrete_sac, algo=dqn, algo=qr_dqn.",
     "dataset=foo.npz": "dataset=npz dataset.path=foo.npz",
     "dataset=data/foo.h5": "dataset=hdf5 dataset.path=data/foo.h5",
     "dataset=D4RL/door/human-v2": "dataset=minari dataset.id=D4RL/door/human-v2",
@@ -266,11 +284,32 @@ def test_commands_can_be_copied(columns: str, tmp_path: Path, monkeypatch: pytes
     assert f"tensorboard --logdir {quoted}" in lines
 
 
+def test_small_returns_are_shown_with_two_digits() -> None:
+    values = (-151.23, 10.0, 0.834, -0.656, -0.001, 0.0)
+    assert [in_digits(value) for value in values] == ["-151.2", "10.0", "0.83", "-0.66", "0.00", "0.00"]
+
+
+def test_a_library_is_muted_for_a_while_and_its_errors_are_not(caplog: pytest.LogCaptureFixture) -> None:
+    library = logging.getLogger("a_library")
+    library.setLevel(logging.INFO)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        with contextlib.suppress(KeyError), muted("a_library"):
+            library.warning("unheard")
+            library.error("heard")
+            warnings.warn("unseen", stacklevel=1)
+            raise KeyError
+        warnings.warn("seen", stacklevel=1)
+        library.info("heard again")
+    assert [record.message for record in caplog.records] == ["heard", "heard again"]
+    assert [str(warning.message) for warning in seen] == ["seen"]
+
+
 def test_counts_have_a_singular() -> None:
     assert [counted(n, "thread") for n in (0, 1, 2, 12000)] == ["0 threads", "1 thread", "2 threads", "12,000 threads"]
     text = closing_lines(finished().summary, Path("run"))
     assert "1 env step, 2,000 updates" in text
-    assert "-1.0 (best -0.5)" in text
+    assert "-1.00 (best -0.50)" in text
     none = {"eval_return_mean": None, "best_eval_return_mean": None}
     assert "not evaluated (env=none)" in closing_lines(finished(env="none", **none).summary, Path("run"))
     assert "(env=none)" not in closing_lines(finished(**none).summary, Path("run"))
@@ -495,7 +534,7 @@ def test_the_worked_example_works(
         Path(name).write_text(text)
     short = ["trainer.max_env_steps=60", "trainer.learning_starts=40", "trainer.eval_episodes=2", "logger=jsonl"]
     lines = "".join(re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)).splitlines()
-    assert len(lines) == 10
+    assert len(lines) == 12
     for line in lines:
         words = shlex.split(re.sub("max_env_steps=4000", "max_env_steps=70", line.removeprefix("python -m rlx ")))
         trains = words[0].startswith("-") or "=" in words[0]
@@ -506,7 +545,7 @@ def test_the_worked_example_works(
     assert "A corridor of length 4." in out
     runpy.run_path("from_python.py")
     assert "Policy(td3_bc on python:Corridor" in capsys.readouterr().out
-    for name in ("my_envs", "my_algo"):
+    for name in ("my_envs", "my_algo", "my_encoder"):
         sys.modules.pop(name, None)
 
 

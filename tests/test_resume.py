@@ -31,6 +31,7 @@ from rlx.checkpoint import read_folder, seal, write_folder
 from rlx.cli import main
 from rlx.data.replay import Replay
 from rlx.data.sources import roll_out_random
+from rlx.envs import EnvConfig, evaluation
 from rlx.errors import UserError
 
 ROOT = Path(__file__).parent.parent
@@ -257,6 +258,37 @@ def test_a_signal_within_collected_steps(tmp_path: Path) -> None:
             rlx.train(*overrides, run_dir=tmp_path / str(step))
         resumed(tmp_path / str(step))
         same_run(tmp_path / str(step), tmp_path / "whole")
+
+
+@pytest.mark.parametrize("which", [0, -1], ids=["first", "last"])
+def test_a_signal_within_an_evaluation(
+    which: int, killed: tuple[str, Path, dict], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run ends within the evaluation's step, with a checkpoint, and once resumed makes that evaluation first."""
+    regime, whole, _ = killed
+    evaluations = [row for row in rows(whole) if row["kind"] == "eval"]
+    assert len(evaluations) > 1
+    at = range(1, len(evaluations) + 1)[which]
+    begun, steps = 0, []
+    walk = evaluation.walk_episodes
+
+    def walk_and_signal(*args: Any) -> Iterator[Any]:
+        nonlocal begun
+        begun += 1
+        for k, step in enumerate(walk(*args)):
+            if begun == at:
+                steps.append(k)
+                if k == 3:
+                    signal.raise_signal(signal.SIGTERM)
+            yield step
+
+    monkeypatch.setattr(evaluation, "walk_episodes", walk_and_signal)
+    run = tmp_path / "run"
+    assert main([*tiny(regime), f"run_dir={run}"]) == 143
+    assert steps == [0, 1, 2, 3]
+    assert json.loads((run / "summary.json").read_text())["stop_reason"] == "terminated"
+    assert main(["resume", str(run)]) == 0
+    same_run(run, whole)
 
 
 # -- damage ----------------------------------------------------------------------------------------------------------
@@ -634,6 +666,21 @@ def test_pixels_resume_exactly(more: tuple[str, ...], tmp_path: Path) -> None:
     killed, whole = pair(tmp_path, ("checkpoint", 3), *PIXELS, *more)
     endings = {path.suffix for path in (whole / "checkpoints" / "replay").iterdir()}
     assert endings == ({".safetensors"} if "trainer.checkpoint_compression=none" in more else {".zst"})
+    resumed(killed)
+    same_run(killed, whole)
+
+
+@pytest.mark.parametrize("memory", ["ram", "mmap"])
+def test_a_dataset_of_dicts_resumes_exactly(memory: str, tmp_path: Path) -> None:
+    """Pretraining and mixed batches of pictures and vectors; another picture in the file is noticed."""
+    env = EnvConfig(id="rlx/PixelState-v0", kwargs={"continuous": True})
+    file = roll_out_random(env, 200, seed=3).save(tmp_path / "data.npz")
+    own = ("algo=iql", "env=pixel_state", "env.kwargs.continuous=true", "trainer=offline_to_online", "dataset=npz",
+           f"dataset.path={file}", f"dataset.memory={memory}", "trainer.pretrain_updates=40")  # fmt: skip
+    killed, whole = pair(tmp_path, ("checkpoint", 3), *PIXELS, *own)
+    other = changed(file, tmp_path / "other.npz", **{"obs/pixels": lambda a: a // 2})
+    with pytest.raises(UserError, match=r"other.npz has changed .*\(obs/pixels\)"):
+        resumed(killed, f"dataset.path={other}")
     resumed(killed)
     same_run(killed, whole)
 

@@ -231,6 +231,23 @@ def test_presets(overrides, expected):
     assert made.identity == (overrides == ["reward=identity"])
 
 
+@pytest.mark.parametrize("algo_env", [[], ["algo_env=cql_pendulum"]], ids=["by names", "chosen"])
+def test_a_reward_that_is_chosen_goes_before_that_of_a_tuned_pair(algo_env):
+    of_pair = compose_config(["algo=cql", "env=pendulum", *algo_env])
+    assert of_pair.reward.scale == 0.1
+    chosen = compose_config(["algo=cql", "env=pendulum", "reward=identity", *algo_env])
+    assert chosen.reward.scale == 1.0
+    assert chosen.algo == of_pair.algo
+    assert chosen.trainer == of_pair.trainer
+    clipped = compose_config(["algo=cql", "env=pendulum", "reward=clip_1", "reward.scale=0.5", *algo_env]).reward
+    assert (clipped.scale, clipped.clip_high) == (0.5, 1.0)
+
+
+def test_a_chosen_reward_reads_what_the_pair_says_of_the_algorithm():
+    cfg = compose_config(["algo=ppo", "env=cartpole", "reward=running_norm"])
+    assert cfg.reward.running_discount == cfg.algo.discount == 0.98
+
+
 def test_presets_that_follow_the_data():
     fitted = instantiate(compose_config(["reward=normalize_return"]).reward)
     fitted.fit(dataset([0, 4], ends=[1, 1]))

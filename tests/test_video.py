@@ -55,6 +55,18 @@ class Lamp(gym.Env):
         return np.full((*self.size, 3), 40 * self.count, np.uint8)
 
 
+class Dark(Lamp):
+    """Is not made for being looked at."""
+
+    metadata = {"render_modes": []}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+
+gym.register("test/Dark-v0", Dark)
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run") / "run"
@@ -113,8 +125,8 @@ def test_mujoco_is_drawn_without_a_screen(monkeypatch: pytest.MonkeyPatch) -> No
 def test_what_cannot_be_filmed_is_a_sentence(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="made with render_mode='rgb_array'"):
         rlx.evaluate(run, env=lambda: Lamp(render_mode=None), video=tmp_path / "x.mp4")
-    with pytest.raises(UserError, match=r"Recall-v0 cannot be rendered"):
-        check_video(EnvConfig(id="rlx/Recall-v0"))
+    with pytest.raises(UserError, match=r"test/Dark-v0 cannot be rendered: it has no render_mode rgb_array"):
+        check_video(EnvConfig(id="test/Dark-v0"))
     for name, words in (("x.gif", "writes mp4"), ("no/x.mp4", "does not exist")):
         with pytest.raises(UserError, match=words):
             rlx.evaluate(run, video=tmp_path / name)
@@ -153,6 +165,13 @@ def test_watching_needs_a_screen(run: Path, monkeypatch: pytest.MonkeyPatch, cap
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     assert main(["watch", str(run)]) == 2
     assert f"python -m rlx evaluate {run} --video" in capsys.readouterr().err
+
+
+def test_watching_without_pygame_says_what_to_install(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setenv("DISPLAY", ":0")
+    monkeypatch.setitem(sys.modules, "pygame", None)
+    assert main(["watch", str(run), "episodes=1"]) == 2
+    assert "A window for Pendulum-v1 needs a package that is not installed" in capsys.readouterr().err
 
 
 def test_watching_shows_whole_episodes(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

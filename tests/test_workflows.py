@@ -226,3 +226,22 @@ def test_envs_are_closed_where_a_later_part_of_a_run_cannot_be_made(wrong: str, 
         rlx.train("algo=her", "callbacks=[default,early_stopping]", wrong, env=make, run_dir=tmp_path / "run")
     assert len(made) >= 3
     assert made == sorted(closed, key=made.index)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (("trainer.max_env_steps=20", "trainer.learning_starts=20"), "trainer.learning_starts=20 env steps"),
+        (("trainer.max_env_steps=20", "trainer.warmup_steps=30", "trainer.learning_starts=5"), "warmup_steps=30"),
+        (("trainer.max_env_steps=21", "trainer.learning_starts=20"), None),
+        (("trainer.max_env_steps=20", "trainer.learning_starts=20", "algo=rlpd", "trainer.pretrain_updates=1"), None),
+    ],
+)
+def test_a_budget_that_ends_before_the_first_update_is_told(
+    overrides: tuple[str, ...], told: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    regime = "offline_to_online" if "algo=rlpd" in overrides else "off_policy"
+    result = rlx.train(*tiny(regime, *overrides), run_dir=tmp_path / "run")
+    warned = [record.getMessage() for record in caplog.records if "No update will be made" in record.getMessage()]
+    assert bool(warned) == (told is not None) == (result.summary["updates"] == 0)
+    assert told is None or told in warned[0]

@@ -3,6 +3,7 @@
 Events, in the order of a run (`trainer` is always the first argument):
 
     run_start()                    before the first step, and again after a resume
+    resumed()                      after run_start where a run goes on: for what it was interrupted in
     phase_start(phase)             phase: the name of the phase that begins
     episode(ret, length, info)     a training episode ended; ret is the raw return
     update(metrics)                after each `learner.update`
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("rlx")
 
 EVENTS = (
-    "run_start", "phase_start", "episode", "update", "iteration", "log", "evaluated", "video", "checkpoint",
+    "run_start", "resumed", "phase_start", "episode", "update", "iteration", "log", "evaluated", "video", "checkpoint",
     "run_end", "run_failed",
 )  # fmt: skip
 

@@ -27,11 +27,14 @@ class Checkpoint(Callback):
     def __init__(self, cfg: CheckpointConfig):
         self.cfg = cfg
         self.last = 0  # steps at the last checkpoint
-        self.saved = False  # this process or an earlier one wrote a checkpoint at `last`
+        self.saved = False  # this process or an earlier one wrote a checkpoint at `last`, and no evaluation came after
 
     def on_iteration(self, trainer: Trainer) -> None:
         if crossed(self.last, trainer.state.steps, trainer.plan.checkpoint_interval):
             self._save(trainer)
+
+    def on_evaluated(self, trainer: Trainer, metrics: dict[str, float]) -> None:
+        self.saved = False
 
     def on_run_end(self, trainer: Trainer) -> None:
         if not self.saved or trainer.state.steps != self.last:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlx.callbacks import crossed
 from rlx.callbacks.bus import Callback
+from rlx.envs.evaluation import EvaluationInterrupted
 from rlx.system import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -29,6 +30,11 @@ class Evaluate(Callback):
     def __init__(self, cfg: EvaluateConfig):
         self.cfg = cfg
         self.last = 0  # steps at the last evaluation
+        self.pending = False  # the one that was due was interrupted
+
+    def on_resumed(self, trainer: Trainer) -> None:
+        if self.pending:
+            self._evaluate(trainer)
 
     def on_iteration(self, trainer: Trainer) -> None:
         if crossed(self.last, trainer.state.steps, trainer.plan.eval_interval):
@@ -39,14 +45,19 @@ class Evaluate(Callback):
             self._evaluate(trainer)
 
     def state(self) -> dict[str, Any]:
-        return {"last": self.last}
+        return {"last": self.last, "pending": self.pending}
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.last = state["last"]
+        self.pending = state.get("pending", False)  # no earlier version had it
 
     def _evaluate(self, trainer: Trainer) -> None:
-        self.last = trainer.state.steps
-        metrics = trainer.evaluate(trainer.plan.eval_episodes)
+        try:
+            metrics = trainer.evaluate(trainer.plan.eval_episodes)
+        except EvaluationInterrupted:
+            self.pending = True
+            return
+        self.last, self.pending = trainer.state.steps, False
         score = metrics["eval/return_mean"]
         best = trainer.state.best
         improved = not math.isnan(score) and (best is None or score > best)

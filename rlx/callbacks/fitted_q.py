@@ -22,6 +22,8 @@ from rlx.data.replay import DatasetReplay
 from rlx.errors import UserError
 from rlx.fields import number
 from rlx.nn import Adam, Critic, polyak, target_of
+from rlx.nn.encoders import Flat, FlatConfig
+from rlx.obs import map_obs, take_rows, to_tensors
 from rlx.returns import td_target
 from rlx.rng import seeded
 from rlx.system import INTERRUPTED
@@ -104,10 +106,10 @@ class FittedQ(Callback):
         learner.eval()
         with seeded(int(trainer.cfg.seed), trainer.device):
             critic, loss = self._fit(trainer)
-            first = torch.from_numpy(np.asarray(dataset.obs[dataset.episodes[:, 0]]))
+            first = to_tensors(map_obs(np.asarray, take_rows(dataset.obs, dataset.episodes[:, 0])))
             with torch.no_grad():
                 action = as_input(learner.actor.act(first, (), explore=False).action, trainer.spec)
-                value = critic(first.flatten(1), action).mean()
+                value = critic(Flat(FlatConfig(), trainer.spec)(first), action).mean()
         prior.load_state(before)
         learner.train(training)
         returns = dataset.with_mc_returns(learner.cfg.discount).mc_return
@@ -120,15 +122,16 @@ class FittedQ(Callback):
         critic = Critic(spec.obs_dim, spec.action_dim, cfg.hidden, n=1)
         target = target_of(critic)
         optimizer = Adam(critic.parameters(), cfg.lr)
+        as_vector = Flat(FlatConfig(), spec)
         loss = torch.zeros(())
         assert isinstance(trainer.prior, DatasetReplay)  # `check` has refused learners that read windows
         for _ in range(cfg.updates):
             for batch in trainer.prior.sample(cfg.batch_size, 1):
                 with torch.no_grad():
                     next_action = as_input(actor.act(batch.next_obs, (), explore=False).action, spec)
-                    next_value = target(batch.next_obs.flatten(1), next_action)[0]
+                    next_value = target(as_vector(batch.next_obs), next_action)[0]
                     y = td_target(batch.reward, batch.discount, batch.terminated, next_value)
-                loss = F.mse_loss(critic(batch.obs.flatten(1), as_input(batch.action, spec))[0], y)
+                loss = F.mse_loss(critic(as_vector(batch.obs), as_input(batch.action, spec))[0], y)
                 optimizer.minimize(loss)
                 polyak(target.parameters(), critic.parameters(), cfg.tau)
         return critic, loss.detach()

@@ -4,6 +4,7 @@ Only looks, never touches metrics or generators.
 
 The time left is what the steps that are left take at the rate of this phase, plus what the evaluations that are left
 take. The rate is that of learning: random steps before the first update are so much faster that they tell nothing.
+The speeds that are shown are those of the latest stretch, without the time of evaluations.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlx.callbacks.bus import Callback
 from rlx.fields import number
+from rlx.reporting import in_digits
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -46,6 +48,11 @@ def format_seconds(seconds: float) -> str:
     return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
 
 
+def format_rate(rate: float) -> str:
+    """'162', or '0.4' where it is slow."""
+    return f"{rate:.1f}" if 0.0 < rate < 10.0 else f"{rate:.0f}"
+
+
 def display_handle() -> Any:
     """In a notebook, a piece of output that can be replaced; None anywhere else.
 
@@ -67,7 +74,7 @@ def drawn_bar(done: int, total: int | None, width: int = 40) -> str:
 
 
 class Progress(Callback):
-    """Shows phase, steps, updates per second, the latest and the best evaluation, and the time left."""
+    """Shows phase, steps, steps and updates per second, the latest and the best evaluation, and the time left."""
 
     order = 70
     critical = False
@@ -80,8 +87,8 @@ class Progress(Callback):
         self._handle: Any = None  # of the output in a notebook
         self._task: TaskID | None = None
         self._due = 0.0  # when to show the next state
-        self._seen = (0.0, 0)  # time and updates when it was last shown
-        self._update_rate = 0.0
+        self._seen = (0.0, 0, 0)  # time, steps and updates when it was last shown
+        self._rates: tuple[float, float] | None = None  # steps and updates per second
         self._worked = 0.0  # when the latest update or iteration ended
         self._since = (0.0, 0, 0)  # time, steps and updates from which on the phase is at its own rate
         self._random = False  # has the phase been taking random steps until now
@@ -90,7 +97,7 @@ class Progress(Callback):
 
     def on_run_start(self, trainer: Trainer) -> None:
         now = time.monotonic()
-        self._seen = (now, trainer.state.updates)
+        self._seen = (now, trainer.state.steps, trainer.state.updates)
         self._begin(trainer, getattr(trainer.state, "phase", ""))  # of a resumed run, which is in the middle of it
         self._handle = display_handle()
         if self._handle is None and sys.stdout.isatty():
@@ -118,6 +125,8 @@ class Progress(Callback):
         took = time.monotonic() - self._worked
         self._evaluations.append(took)
         self._evaluating += took
+        then, steps, updates = self._seen
+        self._seen = (then + took, steps, updates)
         self._show(trainer)
 
     def on_run_end(self, trainer: Trainer) -> None:
@@ -156,13 +165,14 @@ class Progress(Callback):
 
     def _measure(self, trainer: Trainer) -> None:
         """Rates since the last look, smoothed: half of the old value remains."""
-        then, updates = self._seen
+        then, steps, updates = self._seen
         now = time.monotonic()
         if now <= then:
             return
-        old = 0.5 if self._update_rate else 0.0
-        self._update_rate = old * self._update_rate + (1 - old) * (trainer.state.updates - updates) / (now - then)
-        self._seen = (now, trainer.state.updates)
+        new = (trainer.state.steps - steps) / (now - then), (trainer.state.updates - updates) / (now - then)
+        old = self._rates or new
+        self._rates = (old[0] + new[0]) / 2, (old[1] + new[1]) / 2
+        self._seen = (now, trainer.state.steps, trainer.state.updates)
 
     def _begin(self, trainer: Trainer, phase: str) -> None:
         self.phase = phase
@@ -172,11 +182,14 @@ class Progress(Callback):
         self._random = rules is not None and rules.collect > 0 and not rules.on_policy
 
     def _text(self, trainer: Trainer) -> str:
-        parts = [f"{self._update_rate:.0f} updates/s"]
+        rules, (steps, updates) = trainer.plan.phases.get(self.phase), self._rates or (0.0, 0.0)
+        parts = [f"{format_rate(steps)} steps/s"] if rules is not None and rules.collect > 0 else []
+        if rules is None or not rules.on_policy:  # where an update is a whole rollout
+            parts.append(f"{format_rate(updates)} updates/s")
         if self.latest is not None:
-            parts.append(f"return {self.latest:.1f}")
+            parts.append(f"return {in_digits(self.latest)}")
         if trainer.state.best is not None:
-            parts.append(f"best {trainer.state.best:.1f}")
+            parts.append(f"best {in_digits(trainer.state.best)}")
         left = self._seconds_left(trainer)
         if left is not None:
             parts.append(f"ETA {format_seconds(left)}")

@@ -39,6 +39,7 @@ class Steps(NamedTuple):
     truncated: np.ndarray
     episodes: Sequence[FinishedEpisode]
     carry: Carry  # what the actor remembered before the first of these steps, one row per env
+    lost_life: np.ndarray | None = None  # [M] bool: terminated to the learner alone, the episode goes on
 
 
 class Collector(Protocol):

@@ -76,12 +76,13 @@ class LocalCollector:
                 raise EnvFault(f"The reward transform made {reward.tolist()} of the rewards {step.reward.tolist()}")
         if carry and finished:
             agent.begin(np.flatnonzero(step.terminated | step.truncated).tolist())
-        terminated = step.terminated
+        terminated, lost_life = step.terminated, None
         lost = [i for i, info in enumerate(step.infos) if info and info.get(LIFE_LOST)]
-        if lost:  # to the learner this is an end, to the envs and to whom remembers it is none
+        if lost:  # nothing is bootstrapped from what follows; to the envs and to whom remembers it is no end
             terminated = terminated.copy()
             terminated[lost] = True
-        return Steps(obs, action, reward, step.next_obs, terminated, step.truncated, finished, carry)
+            lost_life = terminated & ~(step.terminated | step.truncated)
+        return Steps(obs, action, reward, step.next_obs, terminated, step.truncated, finished, carry, lost_life)
 
     def _act(self, obs: ObsArray) -> np.ndarray:
         action = self.agent.act(obs)

@@ -5,25 +5,26 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Iterator
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlx.config.errors import explain
-from rlx.config.schemas import GROUPS, learners
+from rlx.config.schemas import GROUPS, learners, schemas
 from rlx.config.trust import class_of
-from rlx.errors import UserError, require, shown
+from rlx.errors import UserError, shown
 from rlx.fields import check_numbers
 from rlx.learner import Learner, check_algo
 from rlx.nn.native.choose import check_native
 from rlx.reporting import counted
 from rlx.schedules import MIXTURE
 from rlx.system import AUTO
-from rlx.types import Spec
+from rlx.types import NO_ENV, Spec
 
 MOST_THREADS = 1024
+ONLINE = {"off_policy", "on_policy"}
 
 
 def check(cfg: DictConfig) -> None:
@@ -105,21 +106,18 @@ def check_regime(cfg: DictConfig) -> None:
             f"{_choices(lambda c: 'on_policy' not in c.regimes)}."
         )
     class_of(cfg.replay, cfg.trust)
-    if cfg.replay.get("prioritized"):
+    on_policy = any(phase.on_policy for phase in phases)
+    if cfg.replay.get("prioritized") and not on_policy:
         mixes = cfg.dataset is not None and not MIXTURE.isdisjoint(cfg.schedule.targets)
         check_prioritized(name, cls, reads_data or mixes)
-    for key in ("prioritized", "hindsight", "union"):
-        require(
-            not cfg.replay.get(key) or any(p.collect > 0 and not p.on_policy for p in phases),
-            f"algo={name} under trainer={regime} keeps no replay, so replay.{key}=true has no effect; drop it, or use "
-            "replay=uniform.",
-        )
+    if not any(phase.collect > 0 and not phase.on_policy for phase in phases):
+        check_no_replay(cfg, on_policy)
     if cfg.replay.get("union"):
         check_union(cfg)
     if cfg.algo.normalize_obs and cfg.dataset is None and "on_policy" not in cls.regimes:
         raise UserError(
             f"algo.normalize_obs=true takes its statistics from a dataset under algo={name} and there is none; use "
-            "algo.normalize_obs=false, or add dataset=..."
+            "algo.normalize_obs=false, or, where observations are vectors, add dataset=..."
         )
     if all(phase.updates == 0 for phase in phases):
         raise UserError("trainer.phases has no phase that does anything; choose a regime such as trainer=off_policy.")
@@ -152,12 +150,27 @@ def check_phases(cfg: DictConfig) -> None:
         )
 
 
+def check_no_replay(cfg: DictConfig, on_policy: bool) -> None:
+    """Refuse keys of a replay that is not there; a capacity is only a limit, and a dataset has n-step returns too."""
+    for field in fields(schemas()["replay/replay"]):
+        key = field.name
+        value = cfg.replay.get(key, field.default)
+        if key in ("_target_", "capacity") or (key == "n_step" and not on_policy) or value == field.default:
+            continue
+        switch = key in ("prioritized", "hindsight")
+        raise UserError(
+            f"algo={cfg.algo.name} under trainer={cfg.trainer.regime} keeps no replay, so replay.{key}="
+            f"{shown(str(value).lower() if switch or key == 'union' else value)} has no effect; drop it"
+            f"{', or use replay=uniform' if switch else ''}."
+        )
+
+
 def check_prioritized(name: str, cls: type[Learner], reads_data: bool) -> None:
     """Refuse what would leave the priorities of a replay without effect."""
     if not cls.prioritized:
         raise UserError(
             f"algo={name} does not weigh its loss, which a prioritized replay needs; use replay=uniform, or choose one "
-            f"of {_choices(lambda c: c.prioritized)}."
+            f"of {_choices(lambda c: c.prioritized and 'off_policy' in c.regimes)}."
         )
     if reads_data:
         raise UserError(
@@ -187,18 +200,23 @@ def learner_class(cfg: DictConfig) -> type[Learner]:
 
 def check_spec(cfg: DictConfig, spec: Spec) -> None:
     """Refuse an environment that the algorithm cannot handle."""
-    name, cls = cfg.algo.name, learner_class(cfg)
-    if spec.action_kind not in cls.actions:
-        raise UserError(
-            f"algo={name} needs {' or '.join(cls.actions)} actions and {spec.env_id} has {spec.action_kind} ones; "
-            f"choose another env, or one of {_choices(lambda c: spec.action_kind in c.actions)}."
-        )
+    name, cls, regime = cfg.algo.name, learner_class(cfg), cfg.trainer.regime
+    regimes = ONLINE if regime in ONLINE else {regime}  # another algorithm online brings its own
     images = [box.shape for box in spec.obs.values() if box.is_image]
-    if images and not cls.images:
-        able = _choices(lambda c: c.images)
+    vectors = not images and not spec.boxes
+    if spec.action_kind not in cls.actions:
+        able = _choices(lambda c: spec.action_kind in c.actions and regimes & {*c.regimes} and (vectors or c.images))
+        place, other = (spec.env_id, "env") if spec.env_id != NO_ENV else ("the dataset", "dataset")
         raise UserError(
-            f"algo={name} reads vectors and {spec.env_id} gives images of shape {images[0]}; use an env with "
-            f"vector observations{f', or one of {able}' if able else ' (no algorithm supports images yet)'}."
+            f"algo={name} needs {' or '.join(cls.actions)} actions and {place} has {spec.action_kind} ones; "
+            f"choose another {other}{f', or one of {able}' if able else ''}."
+        )
+    if not vectors and not cls.images:
+        able = _choices(lambda c: c.images and spec.action_kind in c.actions and regimes & {*c.regimes})
+        gives = f"images of shape {images[0]}" if images else f"the parts {', '.join(spec.obs)}"
+        raise UserError(
+            f"algo={name} reads vectors and {spec.env_id} gives {gives}; use an env with vector observations"
+            f"{f', or one of {able}' if able else ''}."
         )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
+from typing import Any
 
 import hydra
 from hydra import compose, initialize_config_dir
@@ -15,14 +16,24 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from rlx.choices import choices, suite_of
+from rlx.choices import by_name, choices, suite_of
 from rlx.config.errors import check_choices, explain
 from rlx.config.overrides import config_folders, field_kinds, fitted, kind_of
-from rlx.config.schemas import DEFAULT_ALGO, DEFAULT_ENV, GROUPS, REQUIRED, Config, register, schemas
+from rlx.config.schemas import (
+    DEFAULT_ALGO,
+    DEFAULT_ENV,
+    GROUPS,
+    PRIORITY_FIELDS,
+    REQUIRED,
+    Config,
+    register,
+    schemas,
+)
 from rlx.errors import UserError
 from rlx.paths import conf_dir
 
 SUITE_PAIR = "algo_env@_global_"  # the entry for pairs of a whole suite, see conf/config.yaml
+SETTLED_BY_CHOICE = ("reward", "schedule")  # groups of which tuned pairs have no say where a choice was typed
 
 # What Hydra raises for overrides that it cannot use; some of it by accident, as for names too long for a file
 UNREADABLE = (
@@ -44,6 +55,8 @@ def compose_config(overrides: Sequence[str], hydra_too: bool = False) -> DictCon
         try:
             check_choices(prepared, folders)
             cfg = compose("config", overrides=prepared, return_hydra_config=True)
+            _refuse_added(cfg, prepared)
+            _keep_choices(cfg, prepared)
             cfg.choices = _named_choices(cfg.hydra.runtime.choices, prepared)
             if not hydra_too:
                 with open_dict(cfg):
@@ -63,19 +76,61 @@ def _named_choices(known: Mapping[str, str | None], overrides: Sequence[str]) ->
     return {group: str(name) for group, name in chosen.items()}
 
 
+def _refuse_added(cfg: DictConfig, overrides: Sequence[str]) -> None:
+    """`+algo.KEY=...` adds a key that nothing reads, where the schema has none of that name; raises what Hydra says of
+    it without the +.
+    """
+    for override in (o for o in overrides if o.startswith("+")):
+        key = override.partition("=")[0].lstrip("+").split(".")
+        for i in range(1, len(key)):
+            node = OmegaConf.select(cfg, ".".join(key[:i]))
+            schema: Any = OmegaConf.get_type(node) if OmegaConf.is_config(node) else None
+            if is_dataclass(schema) and key[i] not in {f.name for f in fields(schema)}:
+                compose("config", overrides=[o.lstrip("+") if o is override else o for o in overrides])
+
+
+def _keep_choices(cfg: DictConfig, overrides: Sequence[str]) -> None:
+    """`reward=identity` is that of the group, though the tuned pair of algo and env may have a reward of its own.
+
+    Nor do its numbers for priorities count where the replay is not prioritized, as with `replay=uniform`.
+    """
+    pairs = ("algo_env", SUITE_PAIR)
+    chosen = [group for group in SETTLED_BY_CHOICE if any(override.startswith(f"{group}=") for override in overrides)]
+    uniform = OmegaConf.select(cfg, "replay.prioritized") is False
+    usual = {f.name: f.default for f in fields(schemas()["replay/replay"])}
+    unread = [name for name in PRIORITY_FIELDS if uniform and cfg.replay.get(name) != usual[name]]
+    if not (chosen or unread) or not any(cfg.hydra.runtime.choices.get(pair) for pair in pairs):
+        return
+    others = [override for override in overrides if override.lstrip("~").partition("=")[0] not in pairs]
+    plain = compose("config", overrides=[*others, *(f"~{pair}" for pair in pairs)])
+    for group in chosen:
+        cfg[group] = plain[group]
+    for name in unread:
+        cfg.replay[name] = plain.replay[name]
+
+
 def for_hydra(overrides: Sequence[str], sweep: bool = False) -> list[str]:
     """Overrides as Hydra takes them.
 
-    `dataset=null` is `~dataset`, `trainer.max_env_steps=1e5` is 100000, `algo_env=NAME` and `~algo_env` are about both
-    kinds of pairs, and `env.id=X` alone is about X: how the default env was tuned, and its dataset, have no say.
+    `dataset=null` is `~dataset`, `env=atari/pong` is `env=atari env.game=Pong`, `trainer.max_env_steps=1e5` is 100000,
+    `algo_env=NAME` and `~algo_env` are about both kinds of pairs, and `env.id=X` alone is about X: how the default env
+    was tuned, and its dataset, have no say.
     """
     groups = {f"{group}=null": f"~{group}" for group in (*GROUPS, "experiment", "algo_env")}
+    overrides = [part for override in overrides for part in _named(override, overrides)]
     overrides = fit_numbers([groups.get(override, quoted_run_dir(override)) for override in overrides], sweep)
     given = {key.lstrip("+~"): value for key, _, value in (o.partition("=") for o in overrides)}
     if not given.keys() & {"env", "experiment"} and given.get("env.id", DEFAULT_ENV) != DEFAULT_ENV:
         other = {"algo_env": "~algo_env", "env.dataset_id": "env.dataset_id=null", "env.suite": "env.suite=null"}
         overrides += [override for key, override in other.items() if key not in given]
     return [prepared for override in overrides for prepared in _pairs(override, config_folders(overrides))]
+
+
+def _named(override: str, overrides: Sequence[str]) -> list[str]:
+    """`env=atari/pong` as the preset and the key that says which game it is."""
+    key, _, value = override.partition("=")
+    parts = by_name(value, config_folders(overrides)) if key == "env" and "/" in value else None
+    return [f"env={parts[0]}", f"env.{parts[1]}={parts[2]}"] if parts else [override]
 
 
 def _pairs(override: str, folders: Sequence[Path]) -> list[str]:

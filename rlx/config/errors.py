@@ -8,8 +8,9 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
-from rlx.choices import choices
+from rlx.choices import by_name, choices, games_meant
 from rlx.config.overrides import parse_override
+from rlx.config.schemas import schemas
 from rlx.errors import UserError, nearest, shown
 from rlx.paths import conf_dir
 
@@ -81,6 +82,8 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "dataset_path": ("dataset.path",),
     "reward_scale": ("reward.scale",),
 }
+FEW = 6  # choices that a sentence names
+FORMER = {"algo.compile": "native nodes took its place (native=auto, see docs/speed.md)"}  # and what came instead
 
 
 def explain(
@@ -136,8 +139,13 @@ def unknown_choice(group: str, word: str, names: Sequence[str]) -> str:
         return f"{said} To read a Minari dataset: dataset=minari dataset.id={word}."
     guess = nearest(word.lower(), names)
     meant = f" Did you mean {group}={guess}?" if guess else ""
-    if group == "env" and re.search(r"-v\d+$", word):
-        meant += f" An env by its id is env.id={word}."
+    if group == "env":
+        games = games_meant(word)
+        meant = f" Did you mean {' or '.join(games)}?" if games else meant
+        if not meant:
+            meant = " A game or a task is named behind its preset, as in env=atari/pong."
+        elif not games and re.search(r"-v\d+$", word):
+            meant += f" An env by its id is env.id={word}."
     return f"{said}{meant} Choices: {', '.join(names)}."
 
 
@@ -148,6 +156,14 @@ def _choice(text: str, folders: Sequence[Path]) -> str | None:
         names = choices(match.group(1), folders)
         if names:
             return unknown_choice(match.group(1), match.group(2), names)
+    match = re.search(r"Could not find 'env/([^']+)'", text)
+    parts = by_name(match.group(1), folders) if match else None
+    if match and parts:
+        preset, key, name = parts
+        return (
+            f"A config file cannot pick the env {match.group(1)!r}; write `override /env: {preset}` in its defaults "
+            f"list and `env: {{{key}: {name}}}` below."
+        )
     match = re.search(r"Could not override '([\w@./]+)'\.\s*\n?No match in the defaults list", text)
     if match:
         group = match.group(1)
@@ -165,13 +181,18 @@ def _key(text: str, chain: list[BaseException], keys: Collection[str]) -> str | 
     known = _fields_of(chain)
     full = re.search(r"Could not override '([^']+)'", text) or re.search(r"full_key: (\S+)", text)
     name = full.group(1) if full else key
+    if name in FORMER:
+        return f"{name} is gone: {FORMER[name]}; leave it out."
     where = f" of {schema}" if schema else ""
     prefix = f"{name.rpartition('.')[0]}." if "." in name else ""
     meant = [k for k in OTHER_NAMES.get(key.lower(), ()) if k in keys and k != name]
     here = [k for k in meant if k.startswith(prefix)] if prefix else meant
     guess = nearest(key, known)
+    owners = [f"{prefix[:-1]}={choice}" for choice in _with_key(prefix[:-1], key)]
     if meant:
         hint = f"did you mean {' or '.join(here or meant)}?"
+    elif 0 < len(owners) <= FEW:
+        hint = f"it goes with {' or '.join(owners)}."
     elif guess:
         hint = f"did you mean {prefix}{guess}?"
     elif known:
@@ -179,6 +200,14 @@ def _key(text: str, chain: list[BaseException], keys: Collection[str]) -> str | 
     else:
         hint = "`python -m rlx --cfg job` shows every key."
     return f"{name} is not a key{where}; {hint}"
+
+
+def _with_key(group: str, key: str) -> list[str]:
+    """The choices of a group whose schema has a key."""
+    there = choices(group) if group else []
+    has = {name.rpartition("/")[2] for name, cls in schemas().items() if name.startswith(f"{group}/")
+           and any(field.name == key for field in fields(cls))}  # fmt: skip
+    return [choice for choice in there if choice in has]
 
 
 def _fields_of(chain: list[BaseException]) -> list[str]:
@@ -204,6 +233,12 @@ def _value(text: str, chain: list[BaseException]) -> str | None:
         schema = next((str(kind.__name__) for kind in kinds if isinstance(kind, type) and is_dataclass(kind)), None)
         kind = {"Integer": "an integer", "Float": "a number", "Boolean": "true or false"}.get(wanted, wanted)
         return f"{name}={value} has the wrong type{f' for {schema}' if schema else ''}: expected {kind}."
+    match = re.search(r"field '([\w.]+)' is not Optional", text)
+    if match:
+        nodes: list[Any] = [getattr(e, "child_node", None) for e in chain]
+        before = next((str(child) for child in nodes if child is not None), "")
+        example = f", for example {match.group(1)}={before}" if re.fullmatch(r"[\w.]+", before) else ""
+        return f"{match.group(1)} needs a value (it is null){example}."
     match = re.search(r"Value '(.*)' is not a valid bool", text)
     if match:
         return f"{name}={match.group(1)} has the wrong type: expected true or false."

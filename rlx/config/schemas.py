@@ -44,8 +44,9 @@ HYDRA = {  # groups of Hydra's own
 }
 
 DEFAULT_ENV = "Pendulum-v1"
-
 DEFAULT_ALGO = "sac"
+
+PRIORITY_FIELDS = ("alpha", "beta", "beta_end", "beta_batches", "eps")  # that only a prioritized replay reads
 
 REQUIRED = ("algo", "env", "replay", "reward", "schedule", "trainer")  # groups that a run cannot do without
 

@@ -80,11 +80,13 @@ def instantiate(node: Any, *args: Any, trust: Sequence[str] = (), **kwargs: Any)
     if is_dataclass(OmegaConf.get_type(node)):
         return factory(OmegaConf.to_object(node), *args, **kwargs)
     values: Any = OmegaConf.to_container(node, resolve=True)
-    kwargs |= {str(key): value for key, value in values.items() if key != "_target_"}
+    own = {str(key): value for key, value in values.items() if key != "_target_"}
+    kwargs |= own
     try:
         inspect.signature(factory).bind(*args, **kwargs)
     except TypeError as error:
-        raise UserError(f"_target_={target} does not take what it is given: {shown(error)}.") from error
+        keys = f"; its config has the keys {', '.join(own)}" if own else ""
+        raise UserError(f"_target_={target} does not take what it is given: {shown(error)}{keys}.") from error
     except ValueError:  # written in C, without a signature
         pass
     return factory(*args, **kwargs)

@@ -21,7 +21,7 @@ from rlx.envs.observations import boxes_of
 from rlx.errors import shown
 from rlx.exports.folder import CARD, EXAMPLE, ONNX, WEIGHTS
 from rlx.exports.graph import Port
-from rlx.reporting import counted
+from rlx.reporting import counted, in_digits
 from rlx.types import Spec
 
 MARKDOWN = re.compile(r"([\\`*_\[\]<>|#!~&])")
@@ -156,7 +156,7 @@ def card(about: dict[str, Any], onnx: bool, licence: str | None) -> str:
     """README.md: front matter of the Hugging Face Hub, a table, how to use it, how it was trained."""
     algo, env, trained = about["algo"], about["env"], about["trained"]
     score = trained.get("return_mean")
-    measured = "not evaluated" if score is None else f"{score:.1f} (mean evaluation return, raw rewards)"
+    measured = "not evaluated" if score is None else f"{in_digits(score)} (mean evaluation return, raw rewards)"
     steps = ", ".join(counted(trained[key], noun) for key, noun in (("env_steps", "env step"), ("updates", "update")))
     rows = [
         ("algorithm", plain(algo)),

@@ -116,5 +116,6 @@ def read_export(folder: Path) -> CheckpointData:
         tensors = {f"model.{name}": tensor for name, tensor in read_tensors(data).items()}
     except MALFORMED as error:
         raise DamagedCheckpoint(f"{WEIGHTS} holds what rlx does not write ({one_line(error)})") from error
-    state = {"learner": counters, "trainer": about.get("trained") or {}}
+    native = about.get("native") is True  # false in older exports, which do not say
+    state = {"learner": counters, "trainer": about.get("trained") or {}, "native": native}
     return CheckpointData(config, spec, state, {"learner": tensors}, path=folder)

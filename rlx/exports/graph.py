@@ -13,10 +13,6 @@ N is any number. Normalisation of observations and scaling of actions are inside
 
 from __future__ import annotations
 
-import logging
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,11 +23,13 @@ from rlx.envs.actions import box_scale
 from rlx.errors import RunFailed, UserError, shown
 from rlx.learner import Actor, Learner
 from rlx.policy import Policy
+from rlx.reporting import muted
 from rlx.types import OBS, Carry, Spec
 
 TOLERANCE = 1e-5  # of the ONNX graph's actions against those of `Policy.act`, in units of half the action's range
 TIES = 0.02  # share of rows that may differ by more: two choices that are equally good up to rounding
 OPSET = 18
+CONVERTERS = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")  # loggers that tell their developers things
 LARGEST = 2**31 - 2**20  # bytes of an ONNX file
 
 
@@ -133,7 +131,7 @@ def to_onnx(graph: PolicyGraph) -> bytes:
         raise UserError("The networks are larger than the 2 GiB that an ONNX file holds; use --format torch.")
     name = graph.learner.cfg.name
     try:
-        with torch.no_grad(), _silence():
+        with torch.no_grad(), muted(*CONVERTERS):
             model = _converted(graph)
     except Exception as error:  # whatever a tracer says of an actor that it cannot follow
         text = shown(" ".join(str(error).split()))
@@ -177,22 +175,6 @@ def _converted(graph: PolicyGraph) -> bytes:
         value.ClearField("doc_string")
     data: bytes = model.SerializeToString()
     return data
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    """Without what the converter tells its developers."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
-    before = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, before, strict=True):
-            logger.setLevel(level)
 
 
 class OnnxPolicy:

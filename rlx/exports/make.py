@@ -49,6 +49,7 @@ def export_policy(
         "outputs": [port._asdict() for port in graph.outputs()],
         "spec": spec_as_json(learner.spec),
         "learner": learner.counters(),
+        "native": bool(saved.state.get("native", False)),
         "trained": {
             "env_steps": int(trained.get("env_steps", 0)),
             "updates": learner.updates,

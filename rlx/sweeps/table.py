@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rlx.callbacks.progress import format_seconds
 from rlx.errors import shown
 from rlx.files import write_atomically
-from rlx.reporting import WIDTH, counted, shortest
+from rlx.reporting import WIDTH, counted, in_digits, shortest
 from rlx.sweeps.driver import Running
 from rlx.sweeps.job import LOG
 from rlx.sweeps.manifest import SEED, Job, Sweep
@@ -128,7 +128,7 @@ def bar(share: float | None) -> str:
 
 
 def value(number: float | None) -> str:
-    return "" if number is None else f"{number:.1f}"
+    return "" if number is None else in_digits(number)
 
 
 def left(seconds: float | None) -> str:
@@ -147,9 +147,9 @@ def outcome(job: Job) -> str:
     if result is None:
         return f": {job.reason}" if job.reason else ""
     last, best = result["eval_return_mean"], result["best_eval_return_mean"]
-    parts = ["not evaluated" if last is None else f"return {last:.1f}"]
+    parts = ["not evaluated" if last is None else f"return {in_digits(last)}"]
     if last is not None and best is not None:
-        parts[0] += f" (best {best:.1f})"
+        parts[0] += f" (best {in_digits(best)})"
     return f": {', '.join([*parts, format_seconds(result['wall_time_s'])])}"
 
 
@@ -249,7 +249,7 @@ def results_table(sweep: Sweep) -> Table:
     for name in ("runs", *(["failed"] if failures else []), "return", "95 % interval", "best"):
         table.add_column(name, justify="right", no_wrap=True)
     for r in sweep.results:
-        between = "" if r["low"] is None else f"{r['low']:.1f} to {r['high']:.1f}"
+        between = "" if r["low"] is None else f"{in_digits(r['low'])} to {in_digits(r['high'])}"
         cells = [str(r["runs"]), *([str(r["failed"])] if failures else []), value(r["mean"]), between, value(r["best"])]
         table.add_row(*(r["choices"].get(key, "") for key in keys), *cells)
     return table

@@ -34,7 +34,7 @@ from rlx.data.frames import is_kept_as_frames
 from rlx.data.reader import Reader
 from rlx.data.replay import DatasetReplay, Mixture, Replay
 from rlx.data.rollout import RolloutBuffer
-from rlx.envs.evaluation import MOST_EPISODES, evaluate_learner
+from rlx.envs.evaluation import MOST_EPISODES, EvaluationInterrupted, evaluate_learner
 from rlx.errors import UserError, require, shown
 from rlx.fields import number
 from rlx.learner import Learner
@@ -156,6 +156,7 @@ class Trainer:
         self.state = TrainerState()
         self.resumed = False
         self.interrupt: str | None = None  # set by a signal: end after the step under way
+        self._unfinished = False  # an evaluation was interrupted
         packed = {"zstd": True, "none": False, "auto": any(is_kept_as_frames(box) for box in self.spec.obs.values())}
         require(
             plan.checkpoint_compression in packed,
@@ -198,6 +199,8 @@ class Trainer:
         self._looked = self.state.steps
         self._refuse_poison()
         self.bus.emit("run_start", self)
+        if self.resumed:
+            self.bus.emit("resumed", self)
         self._check_budgets()
         order = list(self.plan.phases)
         names = [name for name in order if self.plan.phases[name].updates != 0]
@@ -215,6 +218,8 @@ class Trainer:
         self._tick()
         self._refuse_poison()
         self.bus.emit("run_end", self)
+        if self._unfinished:
+            self.state.stop_reason = str(self.interrupt)  # of this session; checkpoints keep why training stopped
         return self.state
 
     def _enter(self, name: str) -> None:
@@ -321,7 +326,7 @@ class Trainer:
         while left > 0 and not self.interrupt:
             steps = collector.collect(left)
             if phase.on_policy:
-                store.add(*steps[:6], steps.carry)
+                store.add(*steps[:6], steps.carry, steps.lost_life)
             else:
                 store.add(*steps[:6])
             taken = len(steps.reward)
@@ -421,12 +426,24 @@ class Trainer:
         self.bus.emit("log", self, {**row, "wall_time": round(state.wall_time, 3), **metrics})
 
     def evaluate(self, episodes: int) -> dict[str, float]:
-        """Raw returns of the deterministic policy on envs and seeds of their own; training randomness is untouched."""
+        """Raw returns of the deterministic policy on envs and seeds of their own; training randomness is untouched.
+
+        A signal ends it in the middle, by EvaluationInterrupted, and the run with it: a resume has it to make.
+        """
         if self._eval_envs is None:
             raise UserError("There is no environment to evaluate in; give env=... or drop callbacks.evaluate.")
         self._refuse_poison()
         seed = int(np.random.SeedSequence([int(self.cfg.seed), 0xE7A1]).generate_state(1)[0])
-        metrics = evaluate_learner(self.learner, self._eval_envs, episodes, seed).metrics(self.spec.env_id)
+        try:
+            outcome = evaluate_learner(
+                self.learner, self._eval_envs, episodes, seed, lambda: self.interrupt is not None
+            )
+        except EvaluationInterrupted:
+            self._unfinished = True
+            if self.state.stop_reason in BUDGETS:  # which a resume finds spent again
+                self.state.stop_reason = str(self.interrupt)
+            raise
+        metrics = outcome.metrics(self.spec.env_id)
         self.state.last_eval = metrics["eval/return_mean"]
         return metrics
 

@@ -44,6 +44,21 @@ def test_four_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         rlx.train(*TINY, run_dir=tmp_path / "again", seed=0)
 
 
+def test_dict_observations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    own = ("algo=dqn", "env=pixel_state", "algo.hidden=[8]", "callbacks.make_data.medium_return=-1e9",
+           "env.max_episode_steps=20", "trainer.max_env_steps=100", "trainer.eval_interval=60")  # fmt: skip
+    run = rlx.train(*TINY, *own, run_dir=tmp_path / "run", seed=0).run_dir
+    sets = {n: load_transition_dataset(f"rlx/pendulum/{n}-v0") for n in ("medium", "medium-replay", "medium-expert")}
+    whole = load_transition_dataset(run)
+    replay = sets["medium-replay"]
+    for part in ("pixels", "state"):
+        assert np.array_equal(replay.obs[part], whole.obs[part][: len(replay)])
+        assert np.array_equal(replay.next_obs[part], whole.next_obs[part][: len(replay)])
+        first = sets["medium"].obs[part]
+        assert np.array_equal(sets["medium-expert"].obs[part][: len(first)], first)
+
+
 def test_a_medium_return_that_is_never_reached_makes_no_data(tmp_path: Path, monkeypatch, caplog):
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     rlx.train(*TINY, "callbacks.make_data.medium_return=0", run_dir=tmp_path / "run", seed=0)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rlx.callbacks.evaluate import Evaluate, EvaluateConfig
-from rlx.callbacks.progress import Progress, ProgressConfig, format_seconds
+from rlx.callbacks.progress import Progress, ProgressConfig, format_rate, format_seconds
 from rlx.trainers.trainer import Phase
 
 
@@ -23,6 +23,11 @@ class Terminal(io.StringIO):
 @pytest.mark.parametrize(("seconds", "text"), [(42.9, "42s"), (185, "3m05s"), (7620, "2h07m")])
 def test_format_seconds(seconds, text):
     assert format_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(("rate", "text"), [(162.4, "162"), (10.0, "10"), (0.44, "0.4"), (0.0, "0")])
+def test_format_rate(rate, text):
+    assert format_rate(rate) == text
 
 
 def drive(trainer):
@@ -40,8 +45,8 @@ def test_plain_lines_where_there_is_no_terminal(make_trainer, caplog):
     lines = [record.getMessage() for record in caplog.records]
     assert lines[0] == "online: starts at 0 steps"
     assert lines[1].startswith("online: 10/100 steps, ")
-    assert "return -3.0, best -3.0, ETA" in lines[1]
-    assert "return -7.0, best -3.0, ETA" in lines[2]
+    assert "return -3.00, best -3.00, ETA" in lines[1]
+    assert "return -7.00, best -3.00, ETA" in lines[2]
     assert len(lines) == 3
 
 
@@ -54,7 +59,7 @@ def test_a_bar_on_a_terminal(make_trainer, monkeypatch, caplog):
     with caplog.at_level(logging.INFO, "rlx"):
         drive(make_trainer(callbacks, scores=[-3.0, -7.0]))
     shown = screen.getvalue()
-    for part in ("online", "20/100", "updates/s", "return -7.0", "best -3.0", "ETA"):
+    for part in ("online", "20/100", "updates/s", "return -7.00", "best -3.00", "ETA"):
         assert part in shown
     assert caplog.records == []
 
@@ -82,7 +87,7 @@ def test_one_line_that_is_replaced_in_a_notebook(make_trainer, monkeypatch, capl
     assert bool(caplog.records) != notebook
     if notebook:
         assert handle.shown[-1].startswith("online " + "━" * 8 + "─" * 32 + " 20/100 ")
-        assert "return -7.0, best -3.0, ETA" in handle.shown[-1]
+        assert "return -7.00, best -3.00, ETA" in handle.shown[-1]
 
 
 def test_generators_are_left_alone(make_trainer):
@@ -134,6 +139,38 @@ def test_the_time_left_is_told_from_learning_and_evaluating(make_trainer, monkey
     clock.now += 30
     trainer.bus.emit("evaluated", trainer, {"eval/return_mean": 1.0})
     assert eta(progress, trainer) == "2m50s"
+
+
+def test_speeds_are_those_of_the_latest_stretch_without_evaluations(make_trainer, monkeypatch):
+    """10 steps of 2 s, an evaluation of 30 s; then 20 steps of 4 s: halfway from 0.5 to 0.25 a second."""
+    clock, progress = Clock(monkeypatch), Progress(ProgressConfig(every=1e9))
+    trainer = make_trainer({"progress": progress}).start()
+    trainer.bus.emit("phase_start", trainer, "online")
+    clock.learn(trainer, 10, seconds=2)
+    clock.now += 30
+    trainer.bus.emit("evaluated", trainer, {"eval/return_mean": 1.0})
+    assert progress._rates == (0.5, 0.5)
+    assert progress._text(trainer).startswith("0.5 steps/s, 0.5 updates/s, return 1.00")
+    clock.learn(trainer, 20, seconds=4)
+    progress._show(trainer)
+    assert progress._rates == (0.375, 0.375)
+
+
+@pytest.mark.parametrize(
+    ("phase", "speeds"),
+    [
+        (Phase(collect=1), "20 steps/s, 5.0 updates/s"),
+        (Phase(collect=8, on_policy=True), "20 steps/s"),
+        (Phase(updates=50), "5.0 updates/s"),
+    ],
+)
+def test_the_speeds_of_a_phase_are_those_of_what_it_does(make_trainer, phase, speeds):
+    progress = Progress(ProgressConfig())
+    trainer = make_trainer({"progress": progress}).start()
+    trainer.plan.phases = {"here": phase}
+    trainer.bus.emit("phase_start", trainer, "here")
+    progress._rates = (20.0, 5.0)
+    assert progress._text(trainer).partition(", ETA")[0] == speeds
 
 
 def test_a_later_phase_is_told_by_its_updates(make_trainer, monkeypatch):

@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import pytest
 from helpers import final, resumed, rows, same_tensors, snapshots, tiny
 
@@ -10,6 +11,7 @@ import rlx
 from rlx.callbacks import video as module
 from rlx.callbacks.bus import Callback
 from rlx.callbacks.video import Video, VideoConfig
+from rlx.envs.memory import Recall
 from rlx.errors import UserError
 from rlx.trainers.trainer import Trainer
 from rlx.video import Recording
@@ -68,9 +70,21 @@ def test_loggers_are_told(tmp_path: Path, make_trainer: Any, monkeypatch: pytest
     assert (again.evaluations, again.last) == (4, 40)
 
 
+class Unseen(Recall):
+    """Is not made for being looked at."""
+
+    metadata = {"render_modes": []}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        super().__init__()
+
+
+gym.register("test/Unseen-v0", Unseen)
+
+
 def test_what_cannot_be_filmed_is_told_before_the_run(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be rendered"):
-        rlx.train(*tiny("on_policy", *WITH, "env.id=rlx/Recall-v0"), run_dir=tmp_path / "run", quiet=True)
+        rlx.train(*tiny("on_policy", *WITH, "env.id=test/Unseen-v0"), run_dir=tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
     (tmp_path / "linked").mkdir()
     (tmp_path / "linked" / "videos").symlink_to(tmp_path)

@@ -297,6 +297,7 @@ def test_a_lost_life_ends_bootstrapping_and_nothing_else() -> None:
     one.envs.step = losing
     steps = [one.collect(1) for _ in range(4)]
     assert [s.terminated.tolist() for s in steps] == [[False] * 2, [True] * 2, [True] * 2, [False] * 2]
+    assert [None if s.lost_life is None else s.lost_life.tolist() for s in steps] == [None, [True] * 2, None, None]
     assert [len(s.episodes) for s in steps] == [0, 0, 2, 0]
     assert [e.length for e in steps[2].episodes] == [3, 3]
     assert not torch.equal(steps[2].carry[0], steps[0].carry[0])

@@ -16,8 +16,10 @@ from rlx.system import Allocation
 
 MODULE = """
 import gymnasium
+import torch
 from rlx.algos.td3 import TD3
 from rlx.callbacks.bus import Callback
+from rlx.callbacks.evaluate import Evaluate
 from rlx.config import instantiate
 from rlx.data.sources import roll_out_random
 from omegaconf import OmegaConf
@@ -28,9 +30,25 @@ if "Mine-v0" not in gymnasium.registry:
 class MyTD3(TD3):
     pass
 
+class MyEvaluate(Evaluate):
+    pass
+
 class Mine(Callback):
     def __init__(self, word):
         self.word = word
+
+class Rows(torch.nn.Module):
+    def __init__(self, spec):
+        super().__init__()
+        self.dim = spec.obs_shape[0]
+
+    def forward(self, obs):
+        return obs
+
+class Wide(Rows):
+    def __init__(self, spec, channels=1, dim=1):
+        super().__init__(spec)
+        self.given = channels, dim
 
 def load(spec, seed, size):
     return roll_out_random("Pendulum-v1", size, seed).fitted_to(spec)
@@ -102,6 +120,31 @@ def test_classes_that_the_user_trusts(mine: str, tmp_path: Path, monkeypatch) ->
     own = (f"algo._target_={mine}.MyTD3", f"+callbacks.own={{_target_: {mine}.Mine, word: x}}", f"trust=[{mine}]")
     run = rlx.train(*tiny("off_policy", *TD3, *own), run_dir=tmp_path / "run").run_dir
     use(run, mine)
+
+
+def test_a_callback_that_extends_one_without_keys_gets_its_config(mine: str, tmp_path: Path) -> None:
+    own = (f"callbacks.evaluate._target_={mine}.MyEvaluate", f"trust=[{mine}]")
+    result = rlx.train(*tiny("off_policy", *TD3, *own), run_dir=tmp_path / "run")
+    assert result.summary["eval_return_mean"] is not None
+
+
+def test_an_encoder_in_the_place_of_one_without_keys_is_made_from_the_spec(
+    mine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    own = (f"encoder._target_={mine}.Rows", f"trust=[{mine}]")
+    run = rlx.train(*tiny("off_policy", *TD3, *own), run_dir=tmp_path / "run").run_dir
+    use(run, mine)
+
+
+def test_an_encoder_in_the_place_of_one_with_keys_takes_them(mine: str, tmp_path: Path) -> None:
+    own = ("encoder=small", "encoder.channels=3", f"trust=[{mine}]")
+    run = rlx.train(*tiny("off_policy", *TD3, *own, f"encoder._target_={mine}.Wide"), run_dir=tmp_path / "run").run_dir
+    rlx.resume(run, "trainer.max_env_steps=70", trust=(mine,))
+    learner = rlx.load(run, trust=(mine,)).learner
+    assert learner._encoder(learner.spec).given == (3, 128)
+    with pytest.raises(UserError, match=r"argument 'channels'; its config has the keys channels, dim\.$"):
+        rlx.train(*tiny("off_policy", *TD3, *own, f"encoder._target_={mine}.Rows"), run_dir=tmp_path / "other")
 
 
 def test_sources_that_the_user_trusts_within_a_mix(mine: str, tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def test_a_search_without_its_sweeper(capfd: pytest.CaptureFixture) -> None:
 def test_without_optuna(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert main(["-m", *SEARCH]) == 2
-    assert "pip install 'rlx[search]'" in capfd.readouterr().err
+    assert "pip install -e '.[search]' in a checkout of rlx." in capfd.readouterr().err
 
 
 def test_settings_of_a_file_of_ones_own(folder: Path) -> None:

@@ -7,21 +7,18 @@ drawn, if its trials end in the same order; and no state of a sampler is ever re
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rlx.errors import UserError
+from rlx.reporting import muted
 from rlx.sweeps.search.settings import SearchConfig
 from rlx.sweeps.search.space import Domain, Value
 from rlx.sweeps.search.trials import Trial
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from optuna import Study
     from optuna.samplers import BaseSampler
     from optuna.study import StudyDirection
@@ -36,17 +33,10 @@ def require_optuna() -> None:
         import optuna
     except ImportError as error:
         raise UserError(
-            "hydra/sweeper=optuna needs Optuna, which is not installed; pip install 'rlx[search]'."
+            "hydra/sweeper=optuna needs Optuna, which is not installed: pip install -e '.[search]' in a checkout of "
+            "rlx."
         ) from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Optuna warns of parts that may change; here its version has been tried."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def direction(settings: SearchConfig) -> StudyDirection:
@@ -76,7 +66,7 @@ def draw(settings: SearchConfig, domains: Sequence[Domain], trials: Sequence[Tri
     """The values of the trial that follows on these."""
     if settings.sampler == "grid":
         return grid(domains)[len(trials)]
-    with quiet():
+    with muted():  # of parts that may change: this version has been tried
         study = _study(settings, domains, trials)
         params = study.ask({domain.name: domain.distribution() for domain in domains}).params
     return {domain.name: domain.value(params[domain.name]) for domain in domains}
@@ -142,7 +132,7 @@ def importance(settings: SearchConfig, domains: Sequence[Domain], trials: Sequen
     done = [trial for trial in trials if trial.state == "done"]
     if len(done) < 2 * len(domains) or len({trial.value for trial in done}) < 2:
         return {}
-    with quiet():
+    with muted():  # of parts that may change: this version has been tried
         study = create_study(direction=direction(settings))
         study.add_trials([frozen(trial, domains) for trial in done])
         weights = get_param_importances(study, evaluator=FanovaImportanceEvaluator(seed=0))

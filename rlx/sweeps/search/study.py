@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from rlx.errors import UserError, shown
 from rlx.files import remove
+from rlx.reporting import muted
 from rlx.run_folder import refuse_link
-from rlx.sweeps.search.sampling import direction, quiet
+from rlx.sweeps.search.sampling import direction
 from rlx.sweeps.search.settings import SearchConfig
 from rlx.sweeps.search.space import Domain
 from rlx.sweeps.search.trials import Trial
@@ -40,7 +41,7 @@ class StoredStudy:
 
         pruner = optuna.pruners.MedianPruner(n_startup_trials=STARTUP, n_warmup_steps=self.warmup)
         try:
-            with quiet():
+            with muted():
                 study = self._study = optuna.create_study(
                     storage=self._storage(),
                     sampler=optuna.samplers.RandomSampler(seed=0),  # never asked: values are drawn elsewhere
@@ -106,7 +107,7 @@ class StoredStudy:
 
     def begin(self, trial: Trial) -> None:
         assert self._study is not None
-        with quiet():
+        with muted():
             values = {domain.name: domain.drawn(trial.values[domain.name]) for domain in self.domains}
             self._study.enqueue_trial(values, user_attrs={TRIAL: trial.number})
             asked = self._study.ask({domain.name: domain.distribution() for domain in self.domains})
@@ -117,7 +118,7 @@ class StoredStudy:
         stored = self._trials.get(trial.number)
         if stored is None:
             return False
-        with quiet():
+        with muted():
             stored.report(value, step)
             return stored.should_prune()
 
@@ -133,7 +134,7 @@ class StoredStudy:
                 return  # the study knows
             self.begin(trial)  # it was pruned before, and has gone on since
         stored = self._trials.pop(trial.number)
-        with quiet():
+        with muted():
             if trial.state == "done":
                 self._study.tell(stored, trial.value)
             else:
