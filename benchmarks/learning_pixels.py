@@ -2,12 +2,12 @@
 
     python benchmarks/learning_pixels.py [--cases pqn/breakout ...] [--seeds 3] [--jobs 1] [--steps 1000000] [--table]
 
-A case is an algorithm and a game, with the settings of the tuned pair (conf/algo_env/ALGO_minatar.yaml) where there is
-one, and the budget `--steps`. A run is evaluated ten times on its way over 10 deterministic episodes; what it reached
-is the mean of the last two evaluations. Shown are the interquartile mean over the seeds with a 95 % interval, beside
-the return of random actions and what was published, where that could be looked up. Runs go to
-docs/benchmarks/learning_pixels.json, and those that are there already are not made again; another budget starts a case
-anew. The figure is docs/benchmarks/learning_pixels.png. Needs the minatar extra.
+A case is an algorithm and a game, with the settings of the tuned pair (conf/algo_env/ALGO_minatar.yaml) and the budget
+`--steps`. A run is evaluated ten times on its way over 10 deterministic episodes; what it reached is the mean of the
+last two evaluations. Shown are the interquartile mean over the seeds with a 95 % interval, beside the return of random
+actions and what was published, where that could be looked up. Runs go to docs/benchmarks/learning_pixels.json, and
+those that are there already are not made again; another budget starts a case anew. The figure is
+docs/benchmarks/learning_pixels.png. Needs the minatar extra.
 """
 
 from __future__ import annotations
@@ -25,9 +25,13 @@ ALGOS = ("pqn", "dqn", "ppo")
 GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 CASES = [f"{algo}/{game}" for algo in ALGOS for game in GAMES]
 STEPS, EVALUATIONS, EPISODES = 1_000_000, 10, 10
-# Published mean returns by case, with source and budget. None yet: those of Young & Tian (2019, arXiv:1903.03176) and
-# of Gallici et al. (2024, arXiv:2407.04811) were not at hand as numbers.
-PUBLISHED: dict[str, str] = {}
+# Returns of DQN during training after 1 and 5 million frames, read off the curves of Young & Tian (2019,
+# arXiv:1903.03176) in img/learning_curves.gif of kenjyoung/MinAtar, so rounded; Seaquest is of a version before 1.0.11.
+# Those of PQN (Gallici et al., 2024, arXiv:2407.04811) are after 10 million frames and were not at hand as numbers.
+PUBLISHED = {
+    "dqn/asterix": "7 / 17", "dqn/breakout": "9 / 10", "dqn/freeway": "48 / 50", "dqn/seaquest": "1 / 20",
+    "dqn/space_invaders": "34 / 44",
+}  # fmt: skip
 
 
 def run(case: str, seed: int, steps: int) -> Points:
@@ -62,7 +66,7 @@ def random_return(game: str, episodes: int = 100) -> float:
 
 def show(args: argparse.Namespace, store: Store, settings: dict[str, dict[str, Any]]) -> None:
     known: dict[str, float] = {}
-    print("| case | rlx | seeds | random | published |\n|---|---|---|---|---|", flush=True)
+    print("| case | rlx | seeds | random | published, 1M / 5M frames |\n|---|---|---|---|---|", flush=True)
     shown = []
     for case in make_runs(args, __file__, store, settings, {"rlx": sys.executable}, ["--steps", str(args.steps)]):
         reached = np.array([final(points) for points in store.runs(case, "rlx")])

@@ -139,6 +139,12 @@ MUTANTS: dict[str, list[Mutant]] = {
         (TARGET, *UNTERMINATED),
         (TARGET, *ONE_STEP),
         ("device=action.device) < epsilon", "device=action.device) > epsilon", "explores the other way round"),
+        ("torch.rand(len(action)", "torch.rand(1", "all envs explore together"),
+        ("cfg.epsilon_steps, self.explored)", "cfg.epsilon_steps, self.updates)", "epsilon falls with updates"),
+        ("noise = self.q.noise()\n        target = ", "noise = None\n        target = ", "Q learns without noise"),
+        ("self.target_q.noise())\n        if", "None)\n        if", "Q' without noise"),
+        ("self.target_q.noise())\n        if", "noise)\n        if", "one noise for both networks"),
+        ("self.q(batch.next_obs, noise).argmax", "self.q(batch.next_obs).argmax", "double: chooses without noise"),
     )
     + of(
         "nn/fused.py",
@@ -219,6 +225,7 @@ MUTANTS: dict[str, list[Mutant]] = {
         ("layer_norm=cfg.layer_norm, init", "layer_norm=False, init", "no LayerNorm in the network"),
         ("reads = with_layer_norm(reads)", "pass", "no LayerNorm in the encoder"),
         ("self.epsilon) if explore", "self.epsilon) if not explore", "explores the other way round"),
+        ("cfg.epsilon_steps, self.explored)", "cfg.epsilon_steps, self.updates)", "epsilon falls with updates"),
     )
     + of(
         "returns.py",
@@ -268,6 +275,7 @@ MUTANTS: dict[str, list[Mutant]] = {
         (TARGET, *ONE_STEP),
         ("self.cfg.std_steps, self.explored)", "self.cfg.std_steps, self.updates)", "the noise falls with updates"),
         ("if explore else action", "if not explore else action", "noise where none is wanted"),
+        ("self.std) if explore", "self.std, self.cfg.noise_clip) if explore", "noise is clipped in acting, too"),
         ("nn.init.orthogonal_(member)", "nn.init.orthogonal_(member, 2.0)", "another gain"),
     )
     + of(
@@ -284,6 +292,7 @@ MUTANTS: dict[str, list[Mutant]] = {
         (".squeeze(-1)).mean()", ".squeeze(-1)).sum()", "sum over the batch"),
         ("alpha=self.cfg.weight", "alpha=1.0", "the weight is ignored"),
         ("torch.add(loss, gap, alpha=self.cfg.weight), error", "loss, error", "not conservative"),
+        ("noise = self.q.noise()", "noise = None", "learns without noise"),
         ("q = self.q(batch.obs, noise)", "q = self.target_q(batch.obs, noise)", "the wrong network"),
         ("q = self.q(batch.obs, noise)", "q = self.q(batch.next_obs, noise)", "the wrong state"),
         ("batch.action, target, batch.weight)", "batch.action, target, None)", "weights are ignored"),
@@ -357,6 +366,8 @@ MUTANTS: dict[str, list[Mutant]] = {
         ("data.advantage, data.returns, self.cfg", "data.advantage, data.value, self.cfg", "values chase themselves"),
         ("data.advantage, data.returns, self.cfg", "data.returns, data.returns, self.cfg", "no baseline"),
         ("(value - returns).square()", "(value - returns).abs()", "another error"),
+        ("self.policy(seen), self.critic(seen)", "self.policy(seen), self.critic(seen.detach())",
+         "the shared encoder does not learn from the values"),
     )
     + of(
         "losses.py",
@@ -387,6 +398,9 @@ MUTANTS: dict[str, list[Mutant]] = {
         ("> 1.5 * target_kl", "> 150 * target_kl", "never stops"),
         ("eps=1e-5)", "eps=1e-3)", "Adam's eps"),
         ("order = torch.randperm(len(data.action))", "order = torch.arange(len(data.action))", "minibatches in order"),
+        ("entropy, self.critic(seen), data", "entropy, self.critic(seen.detach()), data",
+         "the shared encoder does not learn from the values"),
+        ("self.shared_encoder.parameters() if", "[] if", "the shared encoder does not learn"),
         ("experience(rollout, self, cfg.gae_lambda)", "experience(rollout, self, 1.0)", "lambda is ignored"),
     )
     + of(
@@ -567,6 +581,7 @@ MUTANTS: dict[str, list[Mutant]] = {
         ("self.critic.parameters(), cfg.critic_lr, eps=cfg.adam_eps", "self.critic.parameters(), cfg.critic_lr",
          "the critics' eps"),
         ("(q.detach() - target).abs().mean(0)", "(q.detach() - target).mean(0)", "signed priorities"),
+        ("logits -= torch", "logits += torch", "draws from another policy"),
         (TARGET, *UNTERMINATED),
         (TARGET, *ONE_STEP),
     ),

@@ -1,6 +1,7 @@
-"""Speed of training from pixels, env and all: DQN and PPO on Atari Pong, against Stable-Baselines3 at equal settings.
+"""Speed of training from pixels, env and all: DQN and PPO on Atari Pong, against other libraries at equal settings.
 
-    python benchmarks/pixel_speed.py [dqn] [ppo] [--peer-python PYTHON] [--rounds 5] [--before CHECKOUT]
+    python benchmarks/pixel_speed.py [dqn] [ppo] [ppo_two] [--rounds 5] [--peer-python PYTHON]
+                                     [--cleanrl CHECKOUT --cleanrl-python PYTHON] [--before CHECKOUT]
 
 Both learn with the network of Mnih et al. (2015) from stacks of four 84 x 84 frames in uint8, with the same batches,
 and make the same env steps and gradient steps, on one thread. Every library prepares the frames in its own way: that is
@@ -8,9 +9,11 @@ part of what is measured. Each contestant is a process of its own, the contestan
 after the first updates. Printed are the best rates in env steps per second, of processor time and of the clock, and the
 median over the rounds of how many times as fast rlx was in the same round, with its spread.
 
-Our PPO has an encoder for the policy and one for the values. `sb3` has two as well (share_features_extractor=False);
-`sb3_shared` is its default, one encoder for both, which is half the work. `--before` measures another checkout of rlx
-beside this one. Stable-Baselines3 needs opencv-python-headless and ale-py for its frames.
+Policy and values of PPO share an encoder, which is the default of all three; `ppo_two` gives them one each, which is
+twice the work. `--before` measures another checkout of rlx beside this one. Stable-Baselines3 needs
+opencv-python-headless and ale-py for its frames. Of CleanRL the scripts dqn_atari.py and ppo_atari.py run as they are,
+in their own env: no sticky actions, up to 30 no-ops first, and DQN's gradients are not clipped. They need gymnasium
+0.29 with ale-py 0.10, opencv-python-headless, tensorboard, tyro and torch.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import runpy
 import statistics
 import subprocess
 import sys
@@ -27,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-CONTESTANTS = {"dqn": ("rlx", "sb3"), "ppo": ("rlx", "sb3", "sb3_shared")}
+CASES = ("dqn", "ppo", "ppo_two")
 LR, DISCOUNT = 1e-4, 0.99
 DQN = {"warm_up": 400, "steps": 2400, "capacity": 4000, "batch_size": 32, "every": 4, "epsilon": 0.1, "target": 250}
 PPO = {"warm_up": 1024, "steps": 3072, "envs": 8, "length": 128, "batch_size": 256, "epochs": 4, "entropy": 0.01}
@@ -98,6 +102,7 @@ def time_rlx(case: str) -> dict[str, float]:
         own = [
             "algo=ppo", f"env.num_envs={s['envs']}", f"algo.batch_size={s['batch_size']}", f"algo.epochs={s['epochs']}",
             f"trainer.rollout_length={s['length']}", f"algo.entropy_coef={s['entropy']}", "algo.max_grad_norm=0.5",
+            f"algo.shared_encoder={str(case == 'ppo').lower()}",
         ]  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         rlx.train(
@@ -109,7 +114,7 @@ def time_rlx(case: str) -> dict[str, float]:
     return measured[0]
 
 
-def time_sb3(case: str, shared: bool) -> dict[str, float]:
+def time_sb3(case: str) -> dict[str, float]:
     import ale_py
     import gymnasium as gym
     import torch
@@ -138,7 +143,7 @@ def time_sb3(case: str, shared: bool) -> dict[str, float]:
     else:
         model = TheirPPO(
             "CnnPolicy", envs, LR, s["length"], s["batch_size"], s["epochs"], DISCOUNT, ent_coef=s["entropy"],
-            max_grad_norm=0.5, seed=0, device="cpu", policy_kwargs={"share_features_extractor": shared},
+            max_grad_norm=0.5, seed=0, device="cpu", policy_kwargs={"share_features_extractor": case == "ppo"},
         )  # fmt: skip
     clock = Clock()
 
@@ -155,6 +160,52 @@ def time_sb3(case: str, shared: bool) -> dict[str, float]:
 
     model.learn(s["steps"], callback=Timer())
     return clock.stop(model.num_timesteps, made())
+
+
+def time_cleanrl(case: str) -> dict[str, float]:
+    import ale_py  # noqa: F401, which registers the games
+    import gymnasium as gym
+    import torch
+
+    torch.set_num_threads(1)
+    s: dict[str, Any] = DQN if case == "dqn" else PPO
+    own = {"env-id": "PongNoFrameskip-v4", "total-timesteps": s["steps"], "learning-rate": LR, "gamma": DISCOUNT}
+    if case == "dqn":
+        own |= {
+            "buffer-size": s["capacity"], "learning-starts": s["warm_up"] // 2, "train-frequency": s["every"],
+            "batch-size": s["batch_size"], "start-e": s["epsilon"], "end-e": s["epsilon"],
+            "target-network-frequency": s["target"] * s["every"],
+        }  # fmt: skip
+    else:
+        own |= {
+            "num-envs": s["envs"], "num-steps": s["length"], "update-epochs": s["epochs"], "ent-coef": s["entropy"],
+            "num-minibatches": s["envs"] * s["length"] // s["batch_size"],
+        }  # fmt: skip
+    clock, made = Clock(), {"env_steps": 0, "updates": 0}
+    step_envs, step_optimizer = gym.vector.SyncVectorEnv.step, torch.optim.Adam.step
+
+    def env_step(self: Any, actions: Any) -> Any:
+        if not clock.started and made["env_steps"] >= s["warm_up"]:
+            clock.start(**made)
+        made["env_steps"] += self.num_envs
+        return step_envs(self, actions)
+
+    def gradient_step(self: Any, *args: Any) -> Any:
+        made["updates"] += 1
+        return step_optimizer(self, *args)
+
+    gym.vector.SyncVectorEnv.step, torch.optim.Adam.step = env_step, gradient_step
+    script = f"{case}_atari.py"
+    sys.argv = [script, "--no-cuda", *(str(word) for key, value in own.items() for word in (f"--{key}", value))]
+    scripts = next(path for path in map(Path, sys.path) if (path / "cleanrl" / script).is_file())
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)  # they write into ./runs
+        runpy.run_path(str(scripts / "cleanrl" / script), run_name="__main__")
+        os.chdir(scripts)
+    return clock.stop(**made)
+
+
+TIMED = {"rlx": time_rlx, "before": time_rlx, "sb3": time_sb3, "cleanrl": time_cleanrl}
 
 
 def measure(case: str, contestant: str, python: str, checkout: Path) -> dict[str, float]:
@@ -187,30 +238,34 @@ def table(case: str, runs: dict[str, list[dict[str, float]]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", help="of dqn, ppo")
+    parser.add_argument("cases", nargs="*", help=f"of {', '.join(CASES)}; all where none is named")
     parser.add_argument("--peer-python", default=sys.executable, help="interpreter that has Stable-Baselines3")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--cleanrl", type=Path, help="a checkout of CleanRL")
+    parser.add_argument("--cleanrl-python", default=sys.executable, help="interpreter that has what its scripts need")
     parser.add_argument("--before", type=Path, help="another checkout of rlx")
     parser.add_argument("--work", nargs=2, metavar=("CONTESTANT", "CASE"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.work:
         contestant, case = args.work
-        ours = contestant in ("rlx", "before")
-        print("RESULT", json.dumps(time_rlx(case) if ours else time_sb3(case, contestant == "sb3_shared")))
+        print("RESULT", json.dumps(TIMED[contestant](case)))
         return
-    unknown = sorted(set(args.cases) - set(CONTESTANTS))
+    unknown = sorted(set(args.cases) - set(CASES))
     if unknown:
-        parser.error(f"there is no case {unknown[0]}; choose of {', '.join(CONTESTANTS)}")
+        parser.error(f"there is no case {unknown[0]}; choose of {', '.join(CASES)}")
     print("| case | contestant | env steps | gradient steps | per s of CPU | rlx is faster by | per s of wall | rlx is "
           "faster by |\n|---|---|---|---|---|---|---|---|", flush=True)  # fmt: skip
-    for case in args.cases or CONTESTANTS:
-        names = [*CONTESTANTS[case], *(["before"] if args.before else [])]
+    pythons = {"sb3": args.peer_python, "cleanrl": args.cleanrl_python}
+    checkouts = {"rlx": ROOT, "sb3": ROOT, "cleanrl": args.cleanrl, "before": args.before}
+    for case in args.cases or CASES:
+        names = [name for name, checkout in checkouts.items() if checkout]
+        if case == "ppo_two" and args.cleanrl:
+            names.remove("cleanrl")  # its PPO shares the encoder
         runs: dict[str, list[dict[str, float]]] = {name: [] for name in names}
         for _ in range(args.rounds):
             for name in names:
-                python = args.peer_python if name.startswith("sb3") else sys.executable
-                checkout = args.before.resolve() if name == "before" else ROOT
-                runs[name].append(measure(case, name, python, checkout))
+                python = pythons.get(name, sys.executable)
+                runs[name].append(measure(case, name, python, checkouts[name].resolve()))
         print(table(case, runs), flush=True)
 
 

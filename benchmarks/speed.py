@@ -8,8 +8,7 @@ Every measurement is a process of its own, since thread counts are global to a p
 Shown are the median rate of each over the rounds and, in brackets, the median over the rounds of how many times as fast
 the first of ours was in the same round, with its spread [min, max]. All of them learn on the CPU from random
 transitions (obs 17, action 6, batch 256, two layers of each width; DQN: obs 4, 2 actions, batch 32) in a replay of a
-million of them, far more than the caches of a CPU hold. Ours are `native` and `python`
-(native=false).
+million of them, far more than the caches of a CPU hold. Ours are `native` and `python` (native=false).
 
 An update includes the sampling of its minibatch and what becomes of its metrics: ours go through the callback bus to
 the means of a row every 500 calls, and the weights are looked at then, as in the trainer; the others write theirs to
