@@ -9,7 +9,9 @@ import ast
 import inspect
 import sys
 from dataclasses import fields, is_dataclass
+from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from rlx.choices import describe
 from rlx.config import learners, schemas
@@ -26,8 +28,8 @@ Runs are short by default: 20,000 updates offline, 20,000 env steps off-policy. 
 the paper or the authors' code, which is named in its file, and expects an env and most often a dataset:
 `python -m rlx experiment=iql_paper env=hopper dataset=minari dataset.id=...`
 
-| choice | actions | regimes |
-|---|---|---|
+| choice | actions | reads pictures | regimes |
+|---|---|---|---|
 """
 
 
@@ -43,11 +45,21 @@ def comments(cls: type) -> dict[str, str]:
     return found
 
 
+def as_typed(value: Any) -> str:
+    """A default as the command line takes it."""
+    if isinstance(value, Enum):
+        return value.name
+    return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))
+
+
 def page() -> str:
     lines = [HEAD]
     texts = dict(describe("algo"))
     for name, cls in sorted(learners().items()):
-        lines.append(f"| [`algo={name}`](#{name}) | {', '.join(cls.actions)} | {', '.join(cls.regimes)} |\n")
+        pictures = "yes" if cls.images else ""
+        lines.append(
+            f"| [`algo={name}`](#{name}) | {', '.join(cls.actions)} | {pictures} | {', '.join(cls.regimes)} |\n"
+        )
     lines.append(
         "\n`algo=her` is SAC with `replay=hindsight`, which goes on top of every off-policy learner of box actions.\n"
         "`algo=rainbow` is C51 with `double`, `dueling` and `noisy`, 3-step returns and `replay=prioritized`.\n"
@@ -64,7 +76,8 @@ def page() -> str:
         if own:
             lines.append("| field | default | |\n|---|---|---|\n")
         for f in own:
-            lines.append(f"| `algo.{f.name}` | `{getattr(default, f.name)}` | {notes.get(f.name, '')} |\n")
+            note = notes.get(f.name, "").replace("None:", "null:").replace("|", "\\|")
+            lines.append(f"| `algo.{f.name}` | `{as_typed(getattr(default, f.name))}` | {note} |\n")
     return "".join(lines)
 
 
