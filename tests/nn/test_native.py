@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import itertools
 import json
 import logging
@@ -822,6 +823,36 @@ def test_a_build_that_fails_is_told_once(cache: Path, monkeypatch: Any, caplog: 
     assert not said(caplog)
     with pytest.raises(RunFailed, match="too new"):
         choose.set_native(True)
+
+
+JUNK = 'for word; do [ "$before" = -o ] && echo junk > "$word"; before=$word; done'
+
+
+def test_a_compiler_whose_builds_do_not_load_is_told_once(
+    cache: Path, monkeypatch: Any, caplog: Any, started: list[bool]
+) -> None:
+    caplog.set_level(logging.INFO)
+    in_background(monkeypatch, fake_compiler(cache, JUNK))
+    assert not list(cache.glob("*.so"))
+    choose.set_native("auto")
+    assert "has built cannot be loaded (" in said(caplog)
+    choose.set_native("auto")
+    assert not said(caplog)
+    assert not started
+
+
+def test_a_build_that_does_not_load_is_built_anew(cache: Path, native_cache: Path, monkeypatch: Any) -> None:
+    """One of a machine with other libraries, in a folder that both use."""
+    good = native_cache / "rlx" / "native" / f"{build.key()}.so"
+    cache.mkdir(parents=True)
+    (cache / good.name).write_bytes(b"junk")
+    (cache / good.name).chmod(0o600)
+    about = {"sha256": hashlib.sha256(b"junk").hexdigest()}
+    (cache / good.name).with_suffix(".json").write_text(json.dumps(about))
+    use_compiler(monkeypatch, fake_compiler(cache, JUNK.replace("echo junk >", f"cp '{good}'")))
+    assert build.load() is None
+    choose.set_native(True)
+    assert is_native()
 
 
 @pytest.fixture

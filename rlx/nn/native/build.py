@@ -176,13 +176,14 @@ def locked(folder: Path) -> Iterator[int]:
 
 
 def build(again: bool = False) -> Path:
-    """Build into the cache, unless it is there; whoever comes second waits and takes what the first has built."""
+    """Build into the cache, unless one is there that loads; whoever comes second takes what the first has built."""
     program = compiler()
     folder = make_folder()
     try:
         with locked(folder) as lock:
             tidy(folder)
-            if again or whole() is None:
+            load.cache_clear()
+            if again or load() is None:
                 build_into(folder, program, lock)
     except OSError as error:
         raise Killed(f"The native nodes could not be built in {folder} ({error.strerror}).") from error
@@ -193,6 +194,11 @@ def build_into(folder: Path, program: list[str], lock: int) -> None:
     with tempfile.TemporaryDirectory(prefix="building-", dir=folder) as place:
         made = Path(place) / f"{MODULE}.so"
         compile_into(made, program, lock)
+        try:
+            module_in(made)
+        except ImportError as error:
+            by, why = shlex.join(program), shown(str(error), 300)
+            raise RunFailed(f"The native nodes that {by} has built cannot be loaded ({why}).") from error
         about = {"sha256": hashlib.sha256(made.read_bytes()).hexdigest(), "compiler": version_of(program)}
         made.chmod(0o600)
         os.replace(made, folder / f"{key()}.so")
@@ -358,18 +364,23 @@ def flaw(path: Path) -> str | None:
     return None if hashlib.sha256(read_bounded(path, MOST_BYTES)).hexdigest() == checksum else "it is damaged"
 
 
+def module_in(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(MODULE, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 @functools.cache
 def load() -> Any:
     """The module, or None where there is none to load."""
     path = whole()
     if path is None:
         return None
-    spec = importlib.util.spec_from_file_location(MODULE, path)
-    assert spec is not None
-    assert spec.loader is not None
     try:
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        module = module_in(path)
     except ImportError as error:
         log.warning("%s cannot be loaded (%s); %s builds it anew.", path, error, COMMAND)
         return None
