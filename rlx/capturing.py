@@ -340,13 +340,15 @@ class Notes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 # what takes numbers out of the memory of a tensor, or changes the memory itself, without an operation of torch
 UNNOTED = {
     Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__, Tensor.__repr__, Tensor.__format__,
+    Tensor.__float__, Tensor.__int__, Tensor.__index__, Tensor.__complex__, Tensor.apply_, Tensor.map_, Tensor.map2_,
     Tensor.data_ptr, Tensor.storage, Tensor.untyped_storage, Tensor.__deepcopy__, Tensor.share_memory_,
     Tensor.data.__set__,  # type: ignore[attr-defined]
     torch.tensor_split, Tensor.tensor_split,
 }  # fmt: skip
-OF_NUMPY = {
-    name: getattr(torch, name) for name in ("from_numpy", "frombuffer", "from_dlpack")
-}  # they bypass modes, too
+OF_LISTS = {torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor, Tensor.new}  # and of tensors in them
+OF_NUMPY = ("from_numpy", "frombuffer", "from_dlpack")
+OF_STATES = ("manual_seed", "seed", "set_rng_state")
+UNSEEN = {name: getattr(torch, name) for name in (*OF_NUMPY, *OF_STATES)}  # they bypass modes, too
 
 
 class Bypasses(TorchFunctionMode):
@@ -358,23 +360,26 @@ class Bypasses(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in UNNOTED or any(isinstance(x, np.ndarray | np.generic) for x in (*args, *kwargs.values())):
+        given = (*args, *kwargs.values())
+        listed = func in OF_LISTS and list(tensors_in([x for x in given if not isinstance(x, Tensor)]))
+        if listed or func in UNNOTED or any(isinstance(x, np.ndarray | np.generic) for x in given):
             self._tell(func)
         return func(*args, **kwargs)
 
     def _tell(self, func: Any) -> None:
         if Notes.active() is self.notes:  # not another thread, and not the notes themselves
-            self.notes.problem = f"{getattr(func, '__name__', func)} looks at numbers"
+            name = getattr(func, "__name__", func)
+            self.notes.problem = f"{name} sets a state" if name in OF_STATES else f"{name} looks at numbers"
 
     def __enter__(self) -> Bypasses:
-        for name, original in OF_NUMPY.items():
+        for name, original in UNSEEN.items():
             setattr(torch, name, self._watched(original))
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
-        for name, original in OF_NUMPY.items():
+        for name, original in UNSEEN.items():
             setattr(torch, name, original)
 
     def _watched(self, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -412,6 +412,16 @@ def packed(self: Toy, x: Tensor) -> Tensor:
     return rows.data + x[0]
 
 
+def seeded(self: Toy, x: Tensor) -> Tensor:
+    torch.manual_seed(3)
+    return x + torch.rand(2)
+
+
+def forked(self: Toy, x: Tensor) -> Tensor:
+    with torch.random.fork_rng(devices=[]):
+        return x + torch.rand(2)
+
+
 @pytest.mark.parametrize(
     ("body", "why"),
     [
@@ -429,6 +439,17 @@ def packed(self: Toy, x: Tensor) -> Tensor:
         (lambda self, x: copy.deepcopy(x) + 1.0, "looks at numbers"),
         (with_data, "looks at numbers"),
         (lambda self, x: torch.tensor_split(x, x.long()[:1])[1], "looks at numbers"),
+        (lambda self, x: torch.tensor([x[0], 1.0]), "looks at numbers"),
+        (lambda self, x: torch.as_tensor([[1.0], (x[0],)]), "looks at numbers"),
+        (lambda self, x: torch.asarray([x[0], 1.0]), "looks at numbers"),
+        (lambda self, x: torch.Tensor([x[0], 1.0]), "looks at numbers"),
+        (lambda self, x: torch.LongTensor([x[0].long()]), "looks at numbers"),
+        (lambda self, x: x.new_tensor(data=[x[0]]), "looks at numbers"),
+        (lambda self, x: x.new([x[0]]), "looks at numbers"),
+        (lambda self, x: x.clone().apply_(lambda number: number + 1.0), "looks at numbers"),
+        (lambda self, x: x.clone().map_(x, lambda a, b: a + b), "looks at numbers"),
+        (seeded, "sets a state"),
+        (forked, "sets a state"),
         (packed, "looks at numbers"),
         (lambda self, x: x.to_sparse().to_dense(), "does not compute on the CPU, on plain tensors"),
         (lambda self, x: F.rrelu(x - 3.0, 0.25, 0.25, training=True), "cannot be called again"),
