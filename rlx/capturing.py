@@ -133,6 +133,9 @@ class Captured:
         return result
 
 
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")  # of a module
+
+
 class Watch:
     """Notes which attributes of a learner and its parts are read while it is active, and that none of the learner's or
     of its networks' is set.
@@ -167,9 +170,15 @@ class Watch:
 
     def read(self, part: Any, name: str) -> None:
         own = object.__getattribute__(part, "__dict__")
-        for places in (own, *(own.get(kind, {}) for kind in ("_parameters", "_buffers", "_modules"))):
+        if name in HOOKS and own.get(name):
+            self.problem = "its networks have hooks"  # which are to be called each time
+        everywhere = [own, *(own.get(kind, {}) for kind in ("_parameters", "_buffers", "_modules"))]
+        found = [places for places in everywhere if name in places]
+        if not found and is_default(type(part), name):
+            found = [own]  # where it may get a value of its own
+        for places in found:
             key = (id(places), name)
-            if name in places and key not in self._sets:
+            if key not in self._sets:
                 self._reads[key] = (places, name)
 
     def set(self, part: Any, name: str) -> None:
@@ -186,6 +195,11 @@ class Watch:
         own = vars(self._learner)
         reads = [(places, name) for places, name in self._reads.values() if name != "captured"]
         return [(None if places is own else places, name) for places, name in reads]
+
+
+def is_default(kind: Any, name: str) -> bool:
+    """Is it an attribute of a class, and neither a method nor a property?"""
+    return hasattr(kind, name) and not hasattr(type(getattr(kind, name)), "__get__")
 
 
 @functools.cache

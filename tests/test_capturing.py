@@ -195,6 +195,8 @@ def still(network: torch.nn.Module) -> Adam:
 class Whole(torch.nn.Module):
     """A learner with networks and an optimizer."""
 
+    default = 1.0  # of the class
+
     def __init__(self) -> None:
         super().__init__()
         self.cfg = Numbers(scale=1.0, list=[1.0], only_acting=0.0)
@@ -215,7 +217,7 @@ class Whole(torch.nn.Module):
         factor, number = self.nested["numbers"]
         optimizer = self.optimizers["q"]
         optimizer.minimize((optimizer.params[0] * x).sum())
-        return self.q(x) * self.number * self.cfg.scale * self.cfg.list[0] * factor * number
+        return self.q(x) * self.number * self.cfg.scale * self.cfg.list[0] * factor * number * self.default
 
 
 def share(whole: Whole) -> None:
@@ -230,6 +232,7 @@ def share(whole: Whole) -> None:
         lambda whole: setattr(whole, "q", whole.other),
         lambda whole: setattr(whole, "number", 7.0),
         lambda whole: setattr(whole, "number", torch.tensor(7.0)),
+        lambda whole: setattr(whole, "default", 7.0),
         lambda whole: setattr(whole, "cfg", Numbers(scale=7.0, list=[1.0])),
         lambda whole: setattr(whole.cfg, "scale", 7.0),
         lambda whole: whole.cfg.list.__setitem__(0, 7.0),
@@ -253,10 +256,22 @@ def test_what_is_replaced_after_a_capture_is_seen(change: Callable[[Whole], Any]
     change(whole)
     made = whole.update(x)
     assert CALLS[id(whole)] == calls + 1
-    single = whole.q(x) * whole.number * whole.cfg.scale * whole.cfg.list[0]
+    single = whole.q(x) * whole.number * whole.cfg.scale * whole.cfg.list[0] * whole.default
     assert torch.equal(made, single * whole.nested["numbers"][0] * whole.nested["numbers"][1])
     assert torch.equal(whole.update(x), made)
     assert CALLS[id(whole)] == calls + 1
+
+
+@pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook"])
+@pytest.mark.parametrize("before", [0, 4])
+def test_hooks_of_networks_are_called_each_time(register: str, before: int) -> None:
+    whole, seen = Whole(), []
+    for _ in range(before):
+        whole.update(torch.ones(3))
+    getattr(whole.q, register)(lambda *given: seen.append(given))
+    for _ in range(5):
+        whole.update(torch.ones(3))
+    assert len(seen) == 5
 
 
 def test_what_only_acting_reads_may_change() -> None:
