@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import pickle
 import random
@@ -647,6 +648,19 @@ def test_torch_is_as_it_was_after_a_capture() -> None:
     for _ in range(3):
         toy.learn(torch.zeros(1))
     assert torch.from_numpy is before
+
+
+def test_errors_of_captured_operations_are_those_of_torch() -> None:
+    toy = Toy(lambda self, x, place: x.scatter(0, place, 1.0))
+    for _ in range(4):
+        toy.learn(torch.zeros(2), torch.tensor([1]))
+    messages = []
+    for call in (toy.learn, functools.partial(toy.body, toy)):
+        with pytest.raises(RuntimeError) as error:
+            call(torch.zeros(2), torch.tensor([7]))
+        messages.append(str(error.value))
+    assert messages[0] == messages[1]
+    assert toy.calls == 2
 
 
 def test_an_error_in_a_captured_call_is_raised_and_the_next_call_works() -> None:

@@ -697,14 +697,8 @@ template <PyObject* (*F)(PyObject* const*, Py_ssize_t)>
 PyObject* guarded(PyObject*, PyObject* const* args, Py_ssize_t n) {
   try {
     return F(args, n);
-  } catch (python_error& error) {
-    error.restore();
-    return nullptr;
-  } catch (const c10::IndexError& error) {
-    PyErr_SetString(PyExc_IndexError, error.what_without_backtrace());
-    return nullptr;
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
+  } catch (...) {
+    torch::translate_exception_to_python(std::current_exception());  // the same ones as torch's own operations
     return nullptr;
   }
 }
