@@ -96,11 +96,14 @@ class Policy:
         arrays = {name: as_box(parts[name], box) for name, box in boxes.items()}
         single = all(arrays[name].shape == box.shape for name, box in boxes.items())
         for name, box in boxes.items():
-            if not single and arrays[name].shape[1:] != box.shape:
+            if box.shape not in (arrays[name].shape, arrays[name].shape[1:]):
                 what = f"part {name!r} of the observation" if self.spec.boxes else "observation"
                 raise UserError(
                     f"The {what} has shape {arrays[name].shape}; {self.spec.env_id} expects {box.shape}, "
                     "or a batch of such observations."
                 )
+        if len({array.shape[: array.ndim - len(boxes[name].shape)] for name, array in arrays.items()}) > 1:
+            shapes = ", ".join(f"{name!r} {array.shape}" for name, array in arrays.items())
+            raise UserError(f"The parts of the observation have the shapes {shapes}; give equally many of each.")
         batch = arrays if self.spec.boxes else arrays[OBS]
         return (take_rows(batch, np.newaxis), True) if single else (map_obs(np.ascontiguousarray, batch), False)

@@ -17,17 +17,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from helpers import rows, signalled, tiny
 
 import rlx
+from rlx.algos.dqn import DQN, DQNConfig
 from rlx.checkpoint import seal
 from rlx.cli import BLAS_THREADS, main, quick_imports
 from rlx.errors import UserError
 from rlx.files import write_atomically
 from rlx.policy import as_box
-from rlx.types import Box
+from rlx.types import Box, Spec
 
 TINY = tiny("off_policy")
 
@@ -404,6 +406,27 @@ def test_pixels_are_not_rounded(pixel: float) -> None:
 def test_what_is_no_observation_is_told_in_plain_words(values: Any, dtype: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         as_box(values, Box((2,), dtype))
+
+
+@pytest.mark.parametrize(
+    ("pixels", "state", "message"),
+    [
+        ((16, 16, 3), (3,), r"^The part 'state' of the observation has shape \(3,\); .* expects \(4,\), or a batch"),
+        ((3, 16, 16), (4,), r"^The part 'pixels' of the observation has shape \(3, 16, 16\); .* expects \(16, 16, 3\)"),
+        ((2, 16, 16, 3), (4,), r"have the shapes 'pixels' \(2, 16, 16, 3\), 'state' \(4,\); give equally many of each"),
+        ((16, 16, 3), (1, 4), "give equally many of each"),
+        ((2, 16, 16, 3), (1, 4), "give equally many of each"),
+    ],
+)
+def test_parts_that_do_not_fit_are_told(pixels: tuple[int, ...], state: tuple[int, ...], message: str) -> None:
+    boxes = (("pixels", Box((16, 16, 3), "uint8")), ("state", Box((4,), "float32")))
+    spec = Spec("x", (), "float32", "discrete", (), action_sizes=(4,), boxes=boxes)
+    policy = rlx.Policy(DQN(DQNConfig(hidden=[4]), spec))
+    with pytest.raises(UserError, match=message):
+        policy.act({"pixels": np.zeros(pixels, int), "state": np.zeros(state)})
+    for many in ((), (1,), (3,)):
+        action = policy.act({"pixels": np.zeros((*many, 16, 16, 3), int), "state": np.zeros((*many, 4))})
+        assert np.shape(action) == many
 
 
 def test_list_shows_every_choice(capsys: pytest.CaptureFixture) -> None:

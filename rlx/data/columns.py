@@ -25,9 +25,11 @@ from numpy.typing import NDArray
 
 from rlx.data.keys import ALIASES, MARKERS, OBSERVATIONS, kind_of, map_keys
 from rlx.errors import UserError, shown
+from rlx.nn.encoders import is_channels_last
 from rlx.obs import map_obs, num_rows, parts_of
 from rlx.reporting import counted
 from rlx.system import available_memory
+from rlx.types import Box
 
 Array = NDArray[Any]
 
@@ -58,14 +60,15 @@ class Columns(NamedTuple):
 
 
 class MappedColumn:
-    """Rows of an array on disk, picked and cast only when they are asked for."""
+    """Rows of an array on disk, picked, cast and reshaped only when they are asked for."""
 
-    def __init__(self, base: Array, index: Array | None = None, dtype: Any = None):
+    def __init__(self, base: Array, index: Array | None = None, dtype: Any = None, row: tuple[int, ...] | None = None):
         self.base = base
         self.index = index
         self.dtype = np.dtype(dtype or base.dtype)
-        self.shape = (len(base) if index is None else len(index), *base.shape[1:])
-        self.ndim = base.ndim
+        self.row = base.shape[1:] if row is None else row
+        self.shape = (len(base) if index is None else len(index), *self.row)
+        self.ndim = len(self.shape)
 
     def __len__(self) -> int:
         return int(self.shape[0])
@@ -73,7 +76,8 @@ class MappedColumn:
     def __getitem__(self, rows: Any) -> Array:
         picked = self.base[rows if self.index is None else self.index[rows]]
         with np.errstate(over="ignore"):
-            return np.asarray(picked).astype(self.dtype, copy=False)
+            cast = np.asarray(picked).astype(self.dtype, copy=False)
+        return cast.reshape(*cast.shape[: cast.ndim + 1 - self.base.ndim], *self.row)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return self[:].astype(dtype or self.dtype)
@@ -96,8 +100,37 @@ def take(column: Any, index: Array) -> Any:
     if isinstance(column, dict):
         return map_obs(lambda part: take(part, index), column)
     if isinstance(column, MappedColumn):
-        return MappedColumn(column.base, index if column.index is None else column.index[index], column.dtype)
+        index = index if column.index is None else column.index[index]
+        return MappedColumn(column.base, index, column.dtype, column.row)
     return MappedColumn(column, index) if isinstance(column, np.memmap) else column[index]
+
+
+def seen_box(row: tuple[int, ...], dtype: Any) -> tuple[Box, bool]:
+    """What `make_env` makes of observations of this shape, and whether that takes the channels to the front: of a stack
+    of images one, of what has more axes a vector.
+    """
+    if len(row) < 4:
+        return Box(row, str(dtype)), False
+    if len(row) > 4:
+        return Box((math.prod(row),), "float32"), False
+    last = is_channels_last(Box(row[1:], str(dtype)))
+    depth, height, width = (row[3], *row[1:3]) if last else row[1:]
+    return Box((row[0] * depth, height, width), str(dtype)), last
+
+
+def seen_as(column: Any, box: Box) -> Any:
+    """A column as `make_env` has an env give it, where that is this box; on disk it stays there."""
+    row = tuple(column.shape[1:])
+    made, last = seen_box(row, column.dtype)
+    if len(row) == 2 and box.shape == (math.prod(row),):  # what is neither a vector nor an image is one vector
+        made = box
+    if made.shape == row or made != box:
+        return column
+    base, index = (column.base, column.index) if isinstance(column, MappedColumn) else (column, None)
+    base = np.moveaxis(base, -1, 2) if last else base
+    if on_disk(column):
+        return MappedColumn(base, index, made.dtype, made.shape)
+    return base.reshape(len(base), *made.shape).astype(made.dtype, copy=False)
 
 
 def assemble(

@@ -26,14 +26,16 @@ from rlx.data.columns import (
     claim_memory,
     compare_successors,
     on_disk,
+    seen_as,
     take,
 )
 from rlx.data.keys import kind_of, listed_parts, opened
 from rlx.errors import UserError
-from rlx.obs import named_parts, parts_of
+from rlx.obs import map_obs, named_parts, parts_of
 from rlx.reporting import counted
 from rlx.returns import discounted_returns, going_on
-from rlx.types import NO_ENV, Spec
+from rlx.system import enough_memory
+from rlx.types import NO_ENV, OBS, Spec
 
 log = logging.getLogger("rlx")
 
@@ -191,8 +193,22 @@ class TransitionDataset:
 
     def fitted_to(self, spec: Spec, actions_outside: str = "clip", any_env: bool = False) -> TransitionDataset:
         """This dataset, checked against an env and with its box actions scaled to [-1, 1]."""
-        check_fits(self, spec, any_env)
-        return self.with_scaled_actions(spec, actions_outside)
+        made = self.as_seen(spec)
+        check_fits(made, spec, any_env)
+        return made.with_scaled_actions(spec, actions_outside)
+
+    def as_seen(self, spec: Spec) -> TransitionDataset:
+        """Observations in the shapes in which `make_env` has an env give them, where they were stored as its own."""
+        boxes: Any = dict(spec.boxes) or spec.obs[OBS]
+        if named_parts("obs", self.obs).keys() != named_parts("obs", boxes).keys():
+            return self
+        boxes = {name: boxes[name] for name in self.obs} if isinstance(self.obs, dict) else boxes
+        nbytes = sum(2 * len(self) * box.size * np.dtype(box.dtype).itemsize for box in parts_of(boxes))
+        changed = any(parts_of(map_obs(lambda part, box: part.shape[1:] != box.shape, self.obs, boxes)))
+        needed = nbytes if changed and self.memory == "ram" else 0
+        with enough_memory(needed, f"{self.source}:", lambda _: "use dataset.memory=mmap, or a smaller one"):
+            obs, next_obs = (map_obs(seen_as, column, boxes) for column in (self.obs, self.next_obs))
+        return self._with(obs=obs, next_obs=next_obs)
 
     def with_scaled_actions(self, spec: Spec, actions_outside: str = "clip") -> TransitionDataset:
         """Box actions from env units to [-1, 1]; entries outside the box are clipped and counted, or refused."""
@@ -386,7 +402,10 @@ def _check_obs(dataset: TransitionDataset, spec: Spec) -> None:
             )
         if str(obs.dtype) != box.dtype:
             stored_as = f"is read as {obs.dtype}" if obs.dtype == np.float32 else f"has dtype {obs.dtype}"
-            raise UserError(f"{where} {stored_as}, expected {box.dtype} for {spec.env_id}; save it as {box.dtype}.")
+            scaled = ", pixels from 0 to 1 times 255" if obs.dtype == np.float32 and box.is_image else ""
+            raise UserError(
+                f"{where} {stored_as}, expected {box.dtype} for {spec.env_id}; save it as {box.dtype}{scaled}."
+            )
 
 
 def _moved(shape: tuple[int, ...], expected: tuple[int, ...]) -> str | None:

@@ -25,7 +25,8 @@ from rlx.types import Box, Spec
 
 log = logging.getLogger("rlx")
 
-PROBED = 16  # steps of an env that tell whether its observations are stacks
+PROBED = 16  # steps with new pictures that tell whether the observations of an env are stacks ...
+LONGEST = 128  # ... and steps in which they have to come: a still picture could be a stack of anything
 CHUNK = 256  # steps that are put back at once
 BOOKKEEPING = 10  # bytes per step besides its frame
 WHOLE = 64  # observations for which there is room beside the ring at first
@@ -35,12 +36,16 @@ def stacked_frames(env: gym.Env[Any, Any], spec: Spec) -> dict[str, int]:
     """How many frames the images of an env stack, by box, from a few random steps; 1 where they do not."""
     possible = {name: _divisors(box) for name, box in spec.obs.items() if is_kept_as_frames(box)}
     env.action_space.seed(0)
+    news = dict.fromkeys(possible, 0)  # steps with new pictures so far
     obs, _ = env.reset(seed=0)
-    for _ in range(PROBED):
+    for _ in range(LONGEST):
+        if min(news.values(), default=PROBED) >= PROBED:
+            break
         after, _, terminated, truncated, _ = env.step(env.action_space.sample())
         for name, stacks in possible.items():
-            a, b = (o[name] if spec.boxes else o for o in (obs, after))
-            possible[name] = [n for n in stacks if n == 1 or shifts(np.asarray(a)[None], np.asarray(b)[None], n)[0]]
+            a, b = (np.asarray(o[name] if spec.boxes else o)[None] for o in (obs, after))
+            possible[name] = [n for n in stacks if n == 1 or shifts(a, b, n)[0]]
+            news[name] += len(possible[name]) == 1 or not np.array_equal(a, b)
         obs = env.reset()[0] if terminated or truncated else after
     return {name: stacks[0] for name, stacks in possible.items()}
 

@@ -117,7 +117,7 @@ def _not_finite(dataset: TransitionDataset) -> str:
 
 def _match(dataset: TransitionDataset, spec: Spec) -> str:
     try:
-        check_fits(dataset, spec)
+        check_fits(dataset.as_seen(spec), spec)
     except UserError as error:
         return f"no: {error}"
     return f"yes: {spec.env_id}"

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import numpy as np
 
+from rlx.data.columns import seen_box
 from rlx.data.dataset import TransitionDataset
-from rlx.obs import map_obs
+from rlx.envs.observations import PICTURE
+from rlx.obs import map_obs, named_parts
 from rlx.types import NO_ENV, Box, Spec
+
+log = logging.getLogger("rlx")
 
 
 def spec_of_dataset(dataset: TransitionDataset) -> Spec:
     """The Spec that a dataset implies, where there is no env; the action box is the range of the data."""
-    boxes = map_obs(lambda part: Box(tuple(part.shape[1:]), str(part.dtype)), dataset.obs)
+    boxes = map_obs(lambda part: seen_box(tuple(part.shape[1:]), part.dtype)[0], dataset.obs)
+    for name, box in named_parts("obs", boxes).items():
+        if len(box.shape) == 2 and box.dtype == "uint8" and min(box.shape) >= PICTURE:
+            log.warning(
+                "%s: key '%s' holds grey pictures of %d x %d pixels without an axis for the channel, which are read as "
+                "vectors; to have them read as images, save them as pictures[..., None].",
+                dataset.source, dataset.key_of(name), *box.shape,
+            )  # fmt: skip
     single = boxes if isinstance(boxes, Box) else Box((), "float32")
     common: dict[str, Any] = {
         "env_id": NO_ENV,

@@ -134,6 +134,8 @@ def _register(cfg: EnvConfig) -> None:
     if suite is None:
         return
     suite.register_name(name_of(cfg.id))
+    if cfg.id not in gym.registry:
+        raise UserError(f"env.id={cfg.id} is not a registered environment; did you mean env.id={cfg.id}-v0?")
     for name in cfg.kwargs:
         if name in gym.registry[cfg.id].kwargs:
             raise UserError(f"env.kwargs.{name} follows from {suite.KEY} and cannot be set; give {suite.KEY} alone.")

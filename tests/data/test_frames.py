@@ -213,6 +213,46 @@ def test_a_few_steps_tell_how_many_frames_are_stacked(shifts: bool, stack: int) 
     assert stacked_frames(Moving(shifts), IMAGE) == {"obs": stack}
 
 
+class Dark(gym.Env[np.ndarray, np.integer[Any]]):
+    """Pictures that are black for the first steps of an episode, and noise then; the newest `stack` of them."""
+
+    action_space = gym.spaces.Discrete(2)  # type: ignore[assignment]
+
+    def __init__(self, shape: tuple[int, ...], stack: int, dark: int):
+        self.observation_space = gym.spaces.Box(0, 255, (stack * shape[0], *shape[1:]), np.uint8)
+        self.shape, self.stack, self.dark = shape, stack, dark
+
+    def _obs(self) -> np.ndarray:
+        self.steps += 1
+        made = np.zeros(self.shape, np.uint8)
+        if self.steps > self.dark:
+            made[:] = self.np_random.integers(256, size=self.shape)
+        self.frames.append(made)
+        return np.concatenate(self.frames)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.steps, self.frames = 0, deque([np.zeros(self.shape, np.uint8)] * self.stack, maxlen=self.stack)
+        return self._obs(), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        return self._obs(), 0.0, False, self.steps >= 60, {}
+
+
+@pytest.mark.parametrize(
+    ("shape", "stack", "expected"),
+    [((8, 8, 3), 1, 1), ((3, 8, 8), 1, 1), ((3, 8, 8), 4, 4), ((1, 8, 8), 4, 4)],
+)
+@pytest.mark.parametrize("dark", [0, 40])
+def test_pictures_that_stand_still_tell_nothing_of_frames(
+    shape: tuple[int, ...], stack: int, expected: int, dark: int
+) -> None:
+    """A black picture of eight rows shifts by one of them, and a black stack by any number of channels."""
+    env = Dark(shape, stack, dark)
+    spec = Spec("x", env.observation_space.shape or (), "uint8", "discrete", (), action_sizes=(2,))
+    assert stacked_frames(env, spec) == {"obs": expected}
+
+
 class Numbered(gym.Env[np.ndarray, np.integer[Any]]):
     """Pictures of 2 x 2 pixels that are all 1, 2, 3 in the first episode, 11, 12 in the second, 21, 22, 23 ..."""
 

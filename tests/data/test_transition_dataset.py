@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
+import rlx
 from rlx.data import TransitionDataset
 from rlx.data.dataset import apportion
+from rlx.data.inspect import inspect_dataset
+from rlx.data.sources.npz import read_npz
+from rlx.envs import spec_of
+from rlx.envs.observations import with_arrays
 from rlx.errors import UserError
-from rlx.types import Spec
+from rlx.types import Box, Spec
 
 BOX = Spec("Toy-v0", (1,), "float32", "box", (2,), (-2.0, 0.0), (2.0, 10.0))
 
@@ -214,3 +220,103 @@ def test_a_fingerprint_knows_every_column_and_not_the_reward_transform():
         arrays[column] = np.concatenate([[1 - arrays[column][0]], arrays[column][1:]])
         found = TransitionDataset.from_dict(arrays).fingerprint()
         assert {key for key in known if found[key] != known[key]} == {name, f"some {name}"}
+
+
+# -- observations of other ranks, as an env gives them --------------------------------------------------------------
+
+
+class Film(gym.Env):
+    """Observations of any shape."""
+
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, shape: tuple[int, ...], dtype: str):
+        self.observation_space = gym.spaces.Box(0, 255, shape, np.dtype(dtype).type)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self._frame(), {}
+
+    def step(self, action):
+        return self._frame(), 0.0, False, False, {}
+
+    def _frame(self):
+        return self.np_random.integers(256, size=self.observation_space.shape).astype(self.observation_space.dtype)
+
+
+def filmed(shape, dtype, rows=6):
+    """What an env gave, as its own arrays and as `make_env` hands it on."""
+    env = Film(shape, dtype)
+    own = np.stack([env.reset(seed=0)[0], *(env.step(0)[0] for _ in range(rows))])
+    seen = with_arrays(Film(shape, dtype))
+    read = np.stack([seen.reset(seed=0)[0], *(seen.step(0)[0] for _ in range(rows))])
+    return own, read, spec_of(seen, "Film-v0")
+
+
+RANKS = [
+    ((3, 20, 20, 3), "uint8"),  # stacks of pictures
+    ((2, 3, 20, 20), "uint8"),
+    ((2, 20, 30, 1), "float32"),
+    ((20, 20), "uint8"),  # neither vectors nor images
+    ((4, 5), "float32"),
+    ((2, 2, 3, 2, 2), "float32"),
+    ((20, 20, 3), "uint8"),
+]
+
+
+@pytest.mark.parametrize("mmap", [False, True])
+@pytest.mark.parametrize(("shape", "dtype"), RANKS)
+def test_observations_are_read_as_their_env_gives_them(shape, dtype, mmap, tmp_path):
+    own, read, spec = filmed(shape, dtype)
+    last = np.arange(6) == 5
+    rest = {"action": np.arange(6) % 2, "reward": np.zeros(6), "terminated": np.zeros(6), "truncated": last}
+    np.savez(tmp_path / "data.npz", obs=own[:-1], next_obs=own[1:], **rest)
+    data = read_npz(str(tmp_path / "data.npz"), mmap).fitted_to(spec)
+    assert (data.obs.shape[1:], str(data.obs.dtype)) == (spec.obs_shape, spec.obs_dtype)
+    assert data.memory == ("mmap" if mmap else "ram")
+    assert np.array_equal(data.obs[:], read[:-1])
+    assert np.array_equal(data.next_obs[np.array([4, 0])], read[[5, 1]])
+    assert np.array_equal(data.subset(np.array([3, 4])).obs[:], read[3:5])
+    table = dict(inspect_dataset(read_npz(str(tmp_path / "data.npz"), mmap), spec))
+    assert table["env match"].startswith("yes")
+
+
+def test_pictures_that_were_scaled_are_told_what_to_do():
+    """Those from 0 to 1 would be black as uint8."""
+    pixels = np.zeros((5, 20, 20, 3), np.float32)
+    spec = Spec("x", (20, 20, 3), "uint8", "discrete", (), action_sizes=(2,))
+    with pytest.raises(UserError, match=r"is read as float32, .* save it as uint8, pixels from 0 to 1 times 255\.$"):
+        TransitionDataset.from_dict(make(obs=pixels, next_obs=pixels, action=np.zeros(5, int)), spec=spec)
+
+
+def test_parts_of_other_ranks_are_read_as_their_env_gives_them():
+    pixels, depth = np.zeros((5, 20, 20, 3), np.uint8), np.arange(5 * 12, dtype=np.float32).reshape(5, 3, 4)
+    rest = {k: v for k, v in make(action=np.zeros(5, int)).items() if "obs" not in k}
+    parts = {"pixels": pixels, "depth": depth}
+    boxes = (("pixels", Box((20, 20, 3), "uint8")), ("depth", Box((12,), "float32")))
+    spec = Spec("x", (), "float32", "discrete", (), action_sizes=(2,), boxes=boxes)
+    data = TransitionDataset.from_dict({"obs": parts, "next_obs": parts, **rest}, spec=spec)
+    assert np.array_equal(data.obs["depth"], depth.reshape(5, 12))
+    assert data.obs["pixels"].shape == (5, 20, 20, 3)
+
+
+@pytest.mark.parametrize(
+    ("shape", "box"),
+    [
+        ((3, 20, 20, 3), Box((9, 20, 20), "uint8")),
+        ((2, 2, 2, 2, 2), Box((32,), "float32")),
+        ((20, 20), Box((20, 20), "uint8")),
+        ((20, 20, 3), Box((20, 20, 3), "uint8")),
+    ],
+)
+def test_without_an_env_a_checkpoint_can_be_read(shape, box, tmp_path, caplog):
+    """Its Spec is one that an env could have."""
+    obs = np.random.default_rng(0).integers(256, size=(5, *shape)).astype(np.uint8)
+    np.savez(tmp_path / "data.npz", **make(obs=obs, next_obs=obs, action=np.arange(5) % 2))
+    few = ("algo.hidden=[4]", "algo.batch_size=2", "trainer.max_updates=1", "~callbacks.fitted_q")
+    source = ("env=none", "dataset=npz", f"dataset.path={tmp_path / 'data.npz'}", "logger=jsonl", "~callbacks.progress")
+    rlx.train("algo=bc", *source, *few, "threads=1", run_dir=tmp_path / "run")
+    policy = rlx.load(tmp_path / "run")
+    assert policy.spec.obs["obs"] == box
+    assert policy.act(np.zeros(box.shape, box.dtype)) in (0, 1)
+    assert ("grey pictures of 20 x 20 pixels" in caplog.text) == (len(shape) == 2)

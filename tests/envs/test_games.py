@@ -89,6 +89,8 @@ def test_a_saved_config_keeps_the_game_and_cannot_name_a_file() -> None:
         ("rlx/MinAtar-brekout-v0", "minatar", "did you mean env.game=breakout"),
         ("rlx/MinAtar-pong-v0", "minatar", "env.game=pong is not one of the 5 .* choose one of asterix, breakout,"),
         ("rlx/DMC-cheeta-v0", "dm_control", "did you mean env.task=cheetah_run"),
+        ("rlx/Atari-Pong", "ale_py", r"not a registered environment; did you mean env.id=rlx/Atari-Pong-v0\?$"),
+        ("rlx/MinAtar-breakout", "minatar", r"not a registered .* did you mean env.id=rlx/MinAtar-breakout-v0\?$"),
     ],
 )
 def test_a_wrong_name_is_answered_with_the_right_one(env_id: str, package: str, message: str) -> None:
