@@ -123,7 +123,7 @@ def onnx_example(simulator: Simulator | None, inputs: Sequence[Port]) -> str:
         "print(total)",
     ]
     needs = "rlx" if any("rlx" in line for line in simulator.imports) else "gymnasium"
-    heads = sorted(["import numpy as np", "import onnxruntime as ort", *simulator.imports])
+    heads = in_order("import numpy as np", "import onnxruntime as ort", *simulator.imports)
     return _script(
         f"An episode with this policy. Needs: onnxruntime and {needs}.", ["from pathlib import Path", "", *heads], lines
     )
@@ -150,8 +150,13 @@ def torch_example(simulator: Simulator | None, inputs: Sequence[Port]) -> str:
         "    total, over = total + float(reward), terminated or truncated",
         "print(total)",
     ]
-    heads = ["from pathlib import Path", "", *sorted(["import rlx", *simulator.imports])]
+    heads = ["from pathlib import Path", "", *in_order("import rlx", *simulator.imports)]
     return _script("An episode with this policy. Needs: rlx and gymnasium.", heads, lines)
+
+
+def in_order(*imports: str) -> list[str]:
+    """As formatters sort them: `from` after `import`."""
+    return sorted(imports, key=lambda line: (line.startswith("from"), line))
 
 
 def _script(text: str, imports: Sequence[str], lines: Sequence[str]) -> str:
