@@ -175,6 +175,7 @@ REFUSED = {
     "env.id=Pong-v5": "did you mean env=atari env.game=Pong?",
     "env.id=PongNoFrameskip-v4": "did you mean env=atari env.game=Pong?",
     "env.id=MinAtar/SpaceInvaders-v1": "did you mean env=minatar env.game=space_invaders?",
+    "env.id=my_qwxz:Foo-v0": "start from the folder where my_qwxz is, or install it.",
     "env.id=Qwxzqwxzqq-v0": "`python -m rlx list env` shows the presets.",
     "env=SpaceInvadersNoFrameskip-v4": "Did you mean env=atari env.game=SpaceInvaders?",
     "env=qwxzqwxz": "named behind its preset, as in env=atari/pong",
