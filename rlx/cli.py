@@ -255,7 +255,7 @@ VERBS = {
         "rlx.commands:build_native",
         "build-native",
         "build the native nodes, which make runs faster, for this machine\n\n"
-        "Takes about a minute and a C++ compiler, once for each version of rlx and torch. Runs with native=auto, the\n"
+        "Takes a minute or two and a C++ compiler, once for each version of rlx and torch. Runs with native=auto, the\n"
         "default, take them from then on; the first one on a machine starts this in the background.",
     ),
     "list": Verb(
