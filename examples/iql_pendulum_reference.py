@@ -160,6 +160,7 @@ def main(arguments: list[str] | None = None) -> float:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(arguments)
 
+    torch.set_num_threads(1)  # more wait for each other on products as small as these
     torch.manual_seed(args.seed)
     data, mean_return = collect(EPISODES, seed=0)
     print(f"{len(data['reward'])} transitions, mean return of their episodes: {mean_return:.1f}")

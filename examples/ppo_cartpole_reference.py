@@ -150,6 +150,7 @@ def main(arguments: list[str] | None = None) -> float:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(arguments)
 
+    torch.set_num_threads(1)  # more wait for each other on products as small as these
     torch.manual_seed(args.seed)
     envs = SyncVectorEnv([lambda: gym.make("CartPole-v1")] * NUM_ENVS, autoreset_mode=AutoresetMode.SAME_STEP)
     agent = Agent(envs.single_observation_space.shape[0], int(envs.single_action_space.n))

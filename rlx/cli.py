@@ -7,11 +7,13 @@ second signal ended the run at once.
 from __future__ import annotations
 
 import argparse
+import difflib
 import errno
 import gc
 import importlib
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -130,6 +132,10 @@ def dispatch(arguments: list[str]) -> int:
     without = not first or first.startswith(("-", "~", "+")) or "=" in first
     verb, rest = ("train", arguments) if without else (first, arguments[1:])
     if verb not in VERBS:
+        if first in groups():
+            raise UserError(
+                f"{first!r} is a config group, not a verb; write {first}=NAME (`python -m rlx list {first}`)."
+            )
         guess = nearest(first.lower(), [*VERBS, "help"])
         hint = f"did you mean `python -m rlx {guess}`?" if guess else "`python -m rlx --help` shows the verbs."
         raise UserError(f"{first[:200]!r} is neither a verb nor KEY=VALUE; {hint}")
@@ -249,7 +255,7 @@ VERBS = {
         "rlx.commands:build_native",
         "build-native",
         "build the native nodes, which make runs faster, for this machine\n\n"
-        "Takes about a minute and a C++ compiler, once for each version of rlx and torch. Runs with native=auto, the\n"
+        "Takes a minute or two and a C++ compiler, once for each version of rlx and torch. Runs with native=auto, the\n"
         "default, take them from then on; the first one on a machine starts this in the background.",
     ),
     "list": Verb(
@@ -268,9 +274,25 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message[:1].upper()}{message[1:]:.300}; `python -m rlx --help` shows the flags.")
 
 
+class TrainParser(Parser):
+    """Answers values that are typed as flags, `--seed 3` or `--seed=3`, and misspelt flags."""
+
+    def error(self, message: str) -> NoReturn:
+        match = re.match(r"unrecognized arguments: (--([\w.-]+))(?:[= ]([^-\s]\S*))?", message)
+        if match:
+            flag, key, value = match.groups()
+            close = difflib.get_close_matches(flag, self._option_string_actions, n=1, cutoff=0.8)
+            typed = f"{key.replace('-', '_')}={value or 'VALUE'}"
+            hint = f"did you mean {close[0]}?" if close else f"values are set without dashes, as {typed};"
+            raise UserError(
+                f"Unrecognized arguments: {message[24:]:.200}; {hint} `python -m rlx --help` shows the flags."
+            )
+        super().error(message)
+
+
 def parse_flags(arguments: list[str]) -> argparse.Namespace:
     """Hydra's flags, as Hydra spells them, and the overrides."""
-    parser = Parser(prog="python -m rlx", add_help=False, allow_abbrev=False)
+    parser = TrainParser(prog="python -m rlx", add_help=False, allow_abbrev=False)
     parser.add_argument("overrides", nargs="*")
     for names in (("-h", "--help"), ("--hydra-help",), ("--version",), ("-r", "--run"), ("-m", "--multirun"),
                   ("--resolve",), ("--dry-run",), ("-sc", "--shell-completion")):  # fmt: skip

@@ -235,6 +235,8 @@ def build_native(arguments: list[str]) -> int:
         raise UserError(f"build-native does not know {arguments[0]:.200}; it takes nothing.")
     if background:
         os.nice(15)
+    else:
+        log.info("Building the native nodes, which takes a minute or two.")
     try:
         path = native.build(again=not background)
     except native.Unavailable as error:

@@ -300,11 +300,22 @@ def tell_no_update(trainer: Trainer) -> None:
         )  # fmt: skip
 
 
+def tell_no_checkpoint(trainer: Trainer) -> None:
+    """That `callbacks=video` is not what `callbacks=[default,video]` is; `~callbacks.checkpoint` is meant as typed."""
+    chosen = str(trainer.cfg.choices.get("callbacks"))
+    if not {"checkpoint", "evaluate"} & trainer.cfg.callbacks.keys() and chosen in trainer.cfg.callbacks:
+        log.warning(
+            "callbacks=%s is all that this run has: no evaluation, no checkpoints and no progress; "
+            "callbacks=[default,%s] adds it to them.", chosen, chosen,
+        )  # fmt: skip
+
+
 def _finish(trainer: Trainer) -> Result:
     with interruptible(trainer):
         try:
             tell_replay(trainer)
             tell_no_update(trainer)
+            tell_no_checkpoint(trainer)
             trainer.run()
             summary = summarise(trainer)
             write_atomically(trainer.run_dir / "summary.json", json.dumps(summary, indent=2).encode())

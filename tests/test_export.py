@@ -221,12 +221,13 @@ def test_its_example_works(run: Path, tmp_path: Path, format: str) -> None:
 
 
 @pytest.mark.parametrize("format", ["onnx", "torch"])
-@pytest.mark.parametrize("regime", ["memory", "wrapped"])
+@pytest.mark.parametrize("regime", ["memory", "wrapped", "game"])
 def test_examples_of_other_policies_work(tmp_path: Path, format: str, regime: str) -> None:
     chosen = {
         "memory": ("algo=dt", "env=cartpole", "dataset=random", "dataset.size=200", *SMALL_TRANSFORMER),
         "wrapped": ("algo=bc", "env=cartpole", "dataset=random", "dataset.size=200",
                     "env.wrappers.time=TimeAwareObservation"),
+        "game": ("algo=bc", "env=minatar/breakout", "dataset=random", "dataset.size=200", "env.kwargs.sticky=0.2"),
     }[regime]  # fmt: skip
     rlx.train(*chosen, "~algo_env", *SMALL, "trainer.max_updates=1", run_dir=tmp_path / "run", quiet=True)
     folder = rlx.export(tmp_path / "run", format=format)
@@ -235,6 +236,8 @@ def test_examples_of_other_policies_work(tmp_path: Path, format: str, regime: st
     assert made.returncode == 0, made.stderr
     if regime == "memory":
         assert float(made.stdout) >= 1
+    elif regime == "game":
+        assert float(made.stdout) >= 0
     else:
         assert int(made.stdout.strip("[]\n")) in (0, 1)
 

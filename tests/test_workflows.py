@@ -245,3 +245,20 @@ def test_a_budget_that_ends_before_the_first_update_is_told(
     warned = [record.getMessage() for record in caplog.records if "No update will be made" in record.getMessage()]
     assert bool(warned) == (told is not None) == (result.summary["updates"] == 0)
     assert told is None or told in warned[0]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (("callbacks=early_stopping",), True),
+        (("callbacks=[default,early_stopping]",), False),
+        (("~callbacks.checkpoint", "~callbacks.evaluate"), False),
+    ],
+)
+def test_callbacks_without_the_default_ones_are_told(
+    overrides: tuple[str, ...], told: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    short = ("env=pendulum", "algo.hidden=[8]", "trainer.max_env_steps=2", "trainer.eval_episodes=1", "logger=none")
+    rlx.train("algo=sac", *short, *overrides, run_dir=tmp_path / "run", progress=False)
+    warned = [record.getMessage() for record in caplog.records if "callbacks=[default," in record.getMessage()]
+    assert bool(warned) == told

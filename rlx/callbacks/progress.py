@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("rlx")
 
+NARROW = 100  # columns
+
 
 @dataclass
 class ProgressConfig:
@@ -84,6 +86,7 @@ class Progress(Callback):
         self.phase = ""
         self.latest: float | None = None  # eval/return_mean
         self._bar: Bar | None = None
+        self._narrow = False  # is the terminal too narrow for the bar and the best evaluation
         self._handle: Any = None  # of the output in a notebook
         self._task: TaskID | None = None
         self._due = 0.0  # when to show the next state
@@ -150,16 +153,22 @@ class Progress(Callback):
         return self.cfg.refresh if self._in_place else self.cfg.every
 
     def _start_bar(self, trainer: Trainer) -> None:
+        from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
         from rich.progress import Progress as Bar
+        from rich.table import Column
 
+        console = Console()
+        self._narrow = console.width < NARROW
         columns = (
             TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
+            *([] if self._narrow else [BarColumn()]),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),  # it is the bar that gives way
             TextColumn("{task.fields[text]}"),
         )
-        self._bar = Bar(*columns, auto_refresh=False)  # refreshed from the loop: no thread beside the learner
+        self._bar = Bar(
+            *columns, console=console, auto_refresh=False
+        )  # refreshed from the loop: no thread beside the learner
         self._bar.start()
         self._task = self._bar.add_task("", total=trainer.total_steps, completed=trainer.state.steps, text="")
 
@@ -188,7 +197,7 @@ class Progress(Callback):
             parts.append(f"{format_rate(updates)} updates/s")
         if self.latest is not None:
             parts.append(f"return {in_digits(self.latest)}")
-        if trainer.state.best is not None:
+        if trainer.state.best is not None and not self._narrow:
             parts.append(f"best {in_digits(trainer.state.best)}")
         left = self._seconds_left(trainer)
         if left is not None:

@@ -102,11 +102,13 @@ def make_env(cfg: EnvConfig, trust: Sequence[str] = (), **kwargs: Any) -> gym.En
     except (gym.error.UnregisteredEnv, gym.error.DeprecatedEnv) as error:
         raise UserError(_unknown(cfg.id, error)) from error
     except (gym.error.DependencyNotInstalled, ImportError) as error:
-        hint = (
-            f"pip install -e '.[{cfg.extra}]' in a checkout of rlx"
-            if cfg.extra
-            else "install the package that provides it"
-        )
+        top = module.partition(".")[0]
+        if cfg.extra:
+            hint = f"pip install -e '.[{cfg.extra}]' in a checkout of rlx"
+        elif colon and getattr(error.__cause__, "name", None) == top:
+            hint = f"start from the folder where {top} is, or install it"
+        else:
+            hint = "install the package that provides it"
         raise UserError(f"env.id={cfg.id} needs a package that is not installed ({error}): {hint}.") from error
     except TypeError as error:
         raise _unfit(cfg, error) from error

@@ -16,7 +16,7 @@ import gymnasium as gym
 import yaml
 from gymnasium import spaces
 
-from rlx.envs.factory import REGISTERED_BY, EnvConfig
+from rlx.envs.factory import REGISTERED_BY, EnvConfig, suite_of
 from rlx.envs.observations import boxes_of
 from rlx.errors import shown
 from rlx.exports.folder import CARD, EXAMPLE, ONNX, WEIGHTS
@@ -30,7 +30,7 @@ MARKDOWN = re.compile(r"([\\`*_\[\]<>|#!~&])")
 class Simulator(NamedTuple):
     """How others make the env of a policy, where it gives what the policy takes."""
 
-    imports: tuple[str, ...]
+    imports: tuple[str, ...]  # lines
     make: str  # an expression
     action: str  # what is done with an action, "{}", before the env takes it
     parts: tuple[str, ...]  # of its observations; none: a single array
@@ -60,16 +60,23 @@ def simulator_of(env: gym.Env, cfg: EnvConfig, spec: Spec) -> Simulator | None:
     elif isinstance(actions, spaces.Discrete) and int(actions.start) != 0:
         action = f"{{}} + {int(actions.start)}"
     limit = {"max_episode_steps": cfg.max_episode_steps} if cfg.max_episode_steps else {}
+    parts = tuple(spec.obs) if spec.boxes else ()
+    if suite_of(cfg.id) is not None:  # Gymnasium does not know the games and tasks by themselves
+        values = {"id": cfg.id, **limit, **({"kwargs": dict(cfg.kwargs)} if cfg.kwargs else {})}
+        arguments = ", ".join(f"{key}={value!r}" for key, value in values.items())
+        return Simulator(
+            ("from rlx.envs import EnvConfig, make_env",), f"make_env(EnvConfig({arguments}))", action, parts
+        )
     arguments = "".join(f", {key}={value!r}" for key, value in {**limit, **cfg.kwargs}.items())
     if not all(key.isidentifier() for key in cfg.kwargs):
         return None
     registers = ["rlx.envs"] if cfg.id.startswith("rlx/") else []
     registers += [REGISTERED_BY[cfg.extra]] if cfg.extra in REGISTERED_BY else []
     return Simulator(
-        tuple(f"import {name}  # registers the env" for name in registers),
+        ("import gymnasium as gym", *(f"import {name}  # registers the env" for name in registers)),
         f"gym.make({cfg.id!r}{arguments})",
         action,
-        tuple(spec.obs) if spec.boxes else (),
+        parts,
     )
 
 
@@ -115,9 +122,11 @@ def onnx_example(simulator: Simulator | None, inputs: Sequence[Port]) -> str:
         "    total, over = total + float(reward), terminated or truncated",
         "print(total)",
     ]
-    heads = ["from pathlib import Path", "", "import gymnasium as gym", "import numpy as np",
-             "import onnxruntime as ort", *simulator.imports]  # fmt: skip
-    return _script("An episode with this policy. Needs: onnxruntime and gymnasium.", heads, lines)
+    needs = "rlx" if any("rlx" in line for line in simulator.imports) else "gymnasium"
+    heads = in_order("import numpy as np", "import onnxruntime as ort", *simulator.imports)
+    return _script(
+        f"An episode with this policy. Needs: onnxruntime and {needs}.", ["from pathlib import Path", "", *heads], lines
+    )
 
 
 def torch_example(simulator: Simulator | None, inputs: Sequence[Port]) -> str:
@@ -141,8 +150,13 @@ def torch_example(simulator: Simulator | None, inputs: Sequence[Port]) -> str:
         "    total, over = total + float(reward), terminated or truncated",
         "print(total)",
     ]
-    heads = ["from pathlib import Path", "", "import gymnasium as gym", "", "import rlx", *simulator.imports]
+    heads = ["from pathlib import Path", "", *in_order("import rlx", *simulator.imports)]
     return _script("An episode with this policy. Needs: rlx and gymnasium.", heads, lines)
+
+
+def in_order(*imports: str) -> list[str]:
+    """As formatters sort them: `from` after `import`."""
+    return sorted(imports, key=lambda line: (line.startswith("from"), line))
 
 
 def _script(text: str, imports: Sequence[str], lines: Sequence[str]) -> str:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import logging
 import random
+import re
 import sys
 from types import SimpleNamespace
 
@@ -48,6 +49,22 @@ def test_plain_lines_where_there_is_no_terminal(make_trainer, caplog):
     assert "return -3.00, best -3.00, ETA" in lines[1]
     assert "return -7.00, best -3.00, ETA" in lines[2]
     assert len(lines) == 3
+
+
+@pytest.mark.parametrize("columns", [80, 100])
+def test_steps_and_time_left_are_readable_on_a_terminal_of(columns, make_trainer, monkeypatch):
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    trainer = make_trainer({"evaluate": Evaluate(EvaluateConfig()), "progress": Progress(ProgressConfig())},
+                           scores=[-1003.0, -1007.0])  # fmt: skip
+    trainer.total_steps = 200_000
+    drive(trainer)
+    last = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", screen.getvalue()).rstrip().splitlines()[-1]
+    assert "20/200000" in last
+    assert "return -1007.0" in last
+    assert re.search(r"ETA \w+", last)
 
 
 def test_a_bar_on_a_terminal(make_trainer, monkeypatch, caplog):
