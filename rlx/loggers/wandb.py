@@ -22,7 +22,7 @@ from rlx.errors import UserError
 from rlx.loggers.identity import COUNTERS, clock_of, identity_of
 from rlx.loggers.jsonl import rows_of
 from rlx.loggers.lineage import dataset_lineage
-from rlx.loggers.wandb_files import RUN_ID, last_row, latest_id, sessions
+from rlx.loggers.wandb_files import RUN_ID, last_row, latest_id, sessions, wait_for_end
 from rlx.run_folder import refuse_link
 
 if TYPE_CHECKING:
@@ -180,13 +180,17 @@ class Wandb(Callback):
         if self._run is not None:
             if self.cfg.artifact and self.cfg.mode != "disabled":
                 self._add_best(trainer, self._run)
-            self._run.finish()
-            self._run = None
+            self._finish(self._run)
 
     def on_run_failed(self, trainer: Trainer, error: BaseException) -> None:
         if self._run is not None:
-            self._run.finish(exit_code=1)
-            self._run = None
+            self._finish(self._run, exit_code=1)
+
+    def _finish(self, run: wandb.Run, exit_code: int = 0) -> None:
+        run.finish(exit_code=exit_code)
+        if self.cfg.mode != "disabled":  # a resume reads which rows are there
+            wait_for_end(Path(run.dir).parent / f"run-{self.run_id}.wandb")
+        self._run = None
 
     def _add_best(self, trainer: Trainer, run: wandb.Run) -> None:
         """The best checkpoint as an artifact.

@@ -23,6 +23,7 @@ BLOCK = 2**15  # bytes; no header lies across the border of two
 HEADER = struct.Struct("<IHB")  # checksum, length, kind
 PREAMBLE = 7  # bytes before the first record
 QUIET = 0.5  # seconds after which a file of a session that has ended is written
+LATE = 30.0  # seconds after `finish` in which a file is written, on however busy a machine
 ENDS = (1, 4)  # kinds: a whole record, and the last part of one
 
 
@@ -53,6 +54,15 @@ def records(path: Path) -> Iterator[Record]:
 def row_of(record: Record) -> dict[str, Any]:
     """The metrics of a row of history by name, `_step` among them."""
     return {"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in record.history.item}
+
+
+def wait_for_end(path: Path, patience: float = LATE) -> None:
+    """Wait until the file of a session that was finished is whole: W&B's own process may write it after `finish`."""
+    latest = time.monotonic() + patience
+    while path.is_file() and time.monotonic() < latest:
+        if any(record.HasField("exit") for record in records(path)):
+            return
+        time.sleep(QUIET / 10)
 
 
 def sessions(folder: Path, run_id: str = "*") -> list[Path]:

@@ -6,6 +6,7 @@ import random
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +20,7 @@ from rlx.data.dataset import TransitionDataset
 from rlx.errors import UserError
 from rlx.loggers.jsonl import Jsonl, JsonlConfig
 from rlx.loggers.wandb import Wandb, WandbConfig, check_reachable, new_id
-from rlx.loggers.wandb_files import records, row_of
+from rlx.loggers.wandb_files import records, row_of, wait_for_end
 
 
 @pytest.fixture
@@ -225,6 +226,25 @@ def test_a_resumed_run_has_each_row_once_under_its_id(wandb, make_run, log_row):
         (110, "eval/return_mean", 3.0),
     ]
     assert (read.axes["pretrain/loss/critic"], read.axes["eval/return_mean"]) == ("updates", "env_steps")
+
+
+def test_a_file_that_is_written_after_the_end_is_waited_for(wandb, make_run, log_row, tmp_path):
+    run = make_run()
+    logger = Wandb(WandbConfig(artifact=False))
+    logger.on_run_start(run)
+    log_row(logger, run, {"loss/critic": 1.0}, env_steps=10)
+    logger.on_run_end(run)
+    (written,) = run.run_dir.glob("wandb/offline-run-*/*.wandb")
+    late = tmp_path / "late.wandb"
+    late.write_bytes(written.read_bytes()[:100])
+    thread = threading.Timer(0.3, lambda: late.write_bytes(written.read_bytes()))
+    thread.start()
+    wait_for_end(late, patience=600.0)
+    assert any(record.HasField("history") for record in records(late))
+    thread.join()
+    late.write_bytes(written.read_bytes()[:100])
+    wait_for_end(late, patience=0.0)  # not for ever
+    wait_for_end(tmp_path / "none.wandb")
 
 
 def test_a_row_that_was_recorded_in_part_is_completed(wandb, make_run, log_row):
