@@ -403,34 +403,46 @@ class CheckpointStore:
         oldest = replay.oldest
         start = max(self._segments[-1]["end"] if self._segments else 0, oldest)
         written: list[dict[str, Any]] = []
+        needed = self._needed()
         try:
             while start < replay.total:
-                written.append(self._save_segment(replay, start))
+                written.append(self._save_segment(replay, start, needed))
                 start = written[-1]["end"]
         except OSError:
             with suppress(OSError):
                 for segment in written:  # they take room where there may be none
-                    remove(self.folder / "replay" / segment["name"])
+                    if segment["name"] not in needed:
+                        remove(self.folder / "replay" / segment["name"])
             raise
         return [s for s in self._segments if s["end"] > oldest] + written
 
-    def _save_segment(self, replay: Replay, start: int) -> dict[str, Any]:
-        """Write rows from `start` on, as many as a segment holds."""
+    def _save_segment(self, replay: Replay, start: int, needed: dict[str, str]) -> dict[str, Any]:
+        """Write rows from `start` on, as many as a segment holds; no segment that is needed changes."""
         folder = self.folder / "replay"
         folder.mkdir(exist_ok=True)
         end = min(replay.total, start + max(1, SEGMENT_BYTES // replay.row_bytes))
-        while (folder / _segment_name(start, end, self.packed)).exists() and end - start > 1:
-            end -= 1  # that one belongs to an older checkpoint, and rows have changed since
-        name = _segment_name(start, end, self.packed)
+        segment, data = self._packed(replay, start, end)
+        while end - start > 1 and needed.get(segment["name"], segment["sha256"]) != segment["sha256"]:
+            end -= 1  # that one is of an older checkpoint, and rows have changed since
+            segment, data = self._packed(replay, start, end)
+        write_atomically(folder / segment["name"], data)
+        return segment
+
+    def _packed(self, replay: Replay, start: int, end: int) -> tuple[dict[str, Any], bytes]:
+        """A segment as manifests refer to it, and its bytes."""
         data, unpacked = dump(replay.segment(start, end)), {}
         if self.packed:
             unpacked["unpacked"] = len(data)
             data = zstandard.ZstdCompressor(LEVEL).compress(data)
-        write_atomically(folder / name, data)
-        return {"name": name, "start": start, "end": end, **entry_of(data), **unpacked}
+        name = _segment_name(start, end, self.packed)
+        return {"name": name, "start": start, "end": end, **entry_of(data), **unpacked}, data
+
+    def _needed(self) -> dict[str, str]:
+        """The segments that the checkpoints here refer to, and their hashes."""
+        return {s["name"]: s["sha256"] for path in self.steps() for s in _segments_of(path)}
 
     def _drop_unused_segments(self) -> None:
-        needed = {s["name"] for path in self.steps() for s in _segments_of(path)}
+        needed = self._needed()
         for path in _matching(self.folder / "replay", SEGMENT):
             if path.name not in needed:
                 remove(path)

@@ -606,6 +606,21 @@ def test_rows_that_changed_leave_older_checkpoints_whole(tmp_path: Path, monkeyp
         (tmp_path / name).rename(tmp_path / f"no_{name}")
 
 
+def test_segments_of_a_checkpoint_that_was_not_finished_are_written_over(tmp_path: Path) -> None:
+    """Whoever is killed between the two leaves them behind, and has the same segments in the end."""
+    folders, replay = (tmp_path / "whole", tmp_path / "killed"), empty(capacity=20)
+    grow(replay, 10)
+    leftover = folders[1] / "replay" / "000000000000-000000000010.safetensors"
+    leftover.parent.mkdir(parents=True)
+    leftover.write_bytes(b"of a run that went another way")
+    saved = []
+    for folder in folders:
+        store = CheckpointStore(folder)
+        store.save_step(checkpoint(), 10, replay)
+        saved.append(store.latest().segments)
+    assert saved[0] == saved[1]
+
+
 def test_a_full_disk_leaves_no_segments_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, replay = CheckpointStore(tmp_path), empty(capacity=20)
     rows_per_segment(4, replay, monkeypatch)
