@@ -8,7 +8,8 @@ whole of its life, and resumed to the end. Two runs are the same if every tensor
 times aside, are the same. With --out every kill is a line of a file, and the same command goes on where it was ended.
 
 Every run is a process of its own that does what `python -m rlx` does. It is forked from one that has imported rlx,
-which saves most of the time; --start anew starts a new interpreter each time.
+which saves most of the time; --start anew starts a new interpreter each time. --native has all of them compute by
+native nodes; without it, none does.
 """
 
 from __future__ import annotations
@@ -52,22 +53,29 @@ REGIMES = {
 }  # fmt: skip
 ALGOS = {
     **dict.fromkeys(("sac", "td3", "ddpg", "redq", "tqc", "crossq"), ("off_policy", "env=pendulum")),
-    **dict.fromkeys(("dqn", "discrete_sac"), ("off_policy", "env=cartpole")),
+    **dict.fromkeys(("dqn", "c51", "qr_dqn", "rainbow", "discrete_sac"), ("off_policy", "env=cartpole")),
+    "drq_v2": ("off_policy", "env=pixel_goal"),
     "her": ("off_policy", "env=point_goal"),
-    **dict.fromkeys(("ppo", "a2c", "trpo"), ("on_policy", "env=cartpole")),
-    **dict.fromkeys(("td3_bc", "bc", "bcq", "bear", "cql", "iql"), ("offline", "env=pendulum")),
+    **dict.fromkeys(("ppo", "a2c", "trpo", "pqn"), ("on_policy", "env=cartpole")),
+    "ppo_lstm": ("on_policy", "env=recall"),
+    **dict.fromkeys(("td3_bc", "bc", "bcq", "bear", "cql", "iql", "dt"), ("offline", "env=pendulum")),
+    **dict.fromkeys(("discrete_cql", "discrete_bcq", "discrete_iql"), ("offline", "env=cartpole")),
     **dict.fromkeys(("rlpd", "cal_ql", "awac"), ("offline_to_online", "env=pendulum")),
 }
 
 
 SMALLER = {  # networks that algo.hidden does not reach, and many updates per step
     "crossq": ("algo.critic_hidden=[32,32]",), "redq": ("trainer.gradient_updates_per_step=2",),
+    "drq_v2": ("env.kwargs.continuous=true", "encoder=small", "encoder.dim=8", "augment.pad=1",
+               "trainer.train_frequency=4", "trainer.gradient_updates_per_step=0.25"),
+    "ppo_lstm": ("algo.lstm_hidden=[8]",), "dt": ("algo.width=16", "algo.layers=1", "algo.context=5"),
 }  # fmt: skip
 
 
-def overrides_of(algo: str) -> list[str]:
+def overrides_of(algo: str, native: bool) -> list[str]:
     regime, env = ALGOS[algo]
-    return [f"algo={algo}", env, f"trainer={regime}", *COMMON, *REGIMES[regime], *SMALLER.get(algo, ())]
+    nodes = f"native={str(native).lower()}"  # a build in the background that ends in between would change the bits
+    return [f"algo={algo}", env, f"trainer={regime}", nodes, *COMMON, *REGIMES[regime], *SMALLER.get(algo, ())]
 
 
 # -- processes -------------------------------------------------------------------------------------------------------
@@ -103,16 +111,21 @@ def finish(pid: int, log: Path) -> None:
         sys.exit(f"A run failed with code {code}:\n{log.read_text()}")
 
 
-def kill(start: Callable[[list[str], Path], int], algo: str, folder: Path, delay: float) -> bool:
-    """Start a run and kill it `delay` seconds after its folder appeared; False if it was over before."""
+def begin(start: Callable[[list[str], Path], int], overrides: list[str], folder: Path) -> int:
+    """Start a run and wait until its folder appears; its pid."""
     log = folder.with_suffix(".log")
-    pid = start([*overrides_of(algo), f"run_dir={folder}"], log)
-    status = 0
+    pid = start([*overrides, f"run_dir={folder}"], log)
     while not (folder / "config.yaml").exists():
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             sys.exit(f"A run failed with status {status}:\n{log.read_text()}")
         time.sleep(0.001)
+    return pid
+
+
+def kill(start: Callable[[list[str], Path], int], overrides: list[str], folder: Path, delay: float) -> bool:
+    """Start a run and kill it `delay` seconds after its folder appeared; False if it was over before."""
+    log, pid = folder.with_suffix(".log"), begin(start, overrides, folder)
     time.sleep(delay)
     os.kill(pid, signal.SIGKILL)  # not yet waited for, hence still its pid
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -157,19 +170,20 @@ def as_bytes(tensor: torch.Tensor) -> bytes:
 # -- the measurement -------------------------------------------------------------------------------------------------
 
 
-def reference(start: Callable[[list[str], Path], int], algo: str, folder: Path) -> dict[str, Any]:
+def reference(start: Callable[[list[str], Path], int], algo: str, native: bool, folder: Path) -> dict[str, Any]:
     """The undisturbed run: what it came to, and how long it took."""
-    run = folder / "whole"
-    log = run.with_suffix(".log")
-    finish(start([*overrides_of(algo), f"run_dir={run}"], log), log)
-    seconds = json.loads((run / "summary.json").read_text())["wall_time_s"]
-    return {"algo": algo, "overrides": overrides_of(algo), "seconds": seconds, "content": content(run)}
+    run, overrides = folder / "whole", overrides_of(algo, native)
+    pid = begin(start, overrides, run)
+    began = time.monotonic()
+    finish(pid, run.with_suffix(".log"))
+    seconds = time.monotonic() - began
+    return {"algo": algo, "overrides": overrides, "seconds": seconds, "content": content(run)}
 
 
 def measure(start: Callable[[list[str], Path], int], whole: dict[str, Any], k: int, share: float, folder: Path) -> dict:
     """Kill a run at a share of its life and resume it; which parts of it are not those of the undisturbed run."""
-    algo, run, attempt = whole["algo"], folder / str(k), 0
-    while not kill(start, algo, run, share * whole["seconds"] * 0.9**attempt):  # it was over already: somewhat earlier
+    algo, overrides, run, attempt = whole["algo"], whole["overrides"], folder / str(k), 0
+    while not kill(start, overrides, run, share * whole["seconds"] * 0.9**attempt):  # it was over: somewhat earlier
         run, attempt = folder / f"{k}.{attempt}", attempt + 1
     early = not CheckpointStore(run / "checkpoints").steps()
     log = run.with_suffix(".log")
@@ -186,6 +200,7 @@ def main() -> None:
     parser.add_argument("--algos", nargs="+", choices=list(ALGOS), default=list(ALGOS))
     parser.add_argument("--out", type=Path, help="a file of results, which the next call goes on with")
     parser.add_argument("--start", choices=["forked", "anew"], default="forked", help="how processes begin")
+    parser.add_argument("--native", action="store_true", help="compute by native nodes")
     options = parser.parse_args()
     torch.set_num_threads(1)
     start = {"forked": forked, "anew": anew}[options.start]
@@ -194,7 +209,7 @@ def main() -> None:
     wholes = {r["algo"]: r for r in records if "content" in r}
     kills = {r["kill"]: r for r in records if "kill" in r}
     for algo, whole in wholes.items():
-        if algo in ALGOS and whole["overrides"] != overrides_of(algo):
+        if algo in ALGOS and whole["overrides"] != overrides_of(algo, options.native):
             sys.exit(f"{options.out} has other runs of {algo}; use another --out.")
 
     def keep(record: dict[str, Any]) -> dict[str, Any]:
@@ -211,7 +226,7 @@ def main() -> None:
             place = Path(folder) / algo
             place.mkdir(exist_ok=True)
             if algo not in wholes:
-                wholes[algo] = keep(reference(start, algo, place))
+                wholes[algo] = keep(reference(start, algo, options.native, place))
             share = random.Random(f"{options.seed} {k}").random()
             kills[k] = keep(measure(start, wholes[algo], k, share, place))
             wrong = f"differs in {', '.join(kills[k]['wrong'])}" if kills[k]["wrong"] else "bit-identical"
