@@ -33,8 +33,9 @@ class Checkpoint(Callback):
         if crossed(self.last, trainer.state.steps, trainer.plan.checkpoint_interval):
             self._save(trainer)
 
-    def on_evaluated(self, trainer: Trainer, metrics: dict[str, float]) -> None:
-        self.saved = False
+    def on_log(self, trainer: Trainer, row: dict[str, Any]) -> None:
+        if row["kind"] == "eval":
+            self.saved = False
 
     def on_run_end(self, trainer: Trainer) -> None:
         if not self.saved or trainer.state.steps != self.last:

@@ -3,11 +3,16 @@
     Q <- argmin (Q(s, a) - r - discount * (1 - terminated) * Q'(s', pi(s')))^2     value = mean Q(s_0, pi(s_0))
 
 For those who have data and no simulator: a way to compare checkpoints. Each estimate is a fit from scratch that
-depends on the policy, the dataset and the seed only, and leaves the randomness of the training alone.
+depends on the policy, the dataset and the seed only, and leaves the randomness of the training alone. A signal ends it
+in the middle, and the run with it: a resume has it to make.
+
+Targets are kept within what the rewards of the data could add up to, or bootstrapping could carry the values of actions
+that the data do not have to any size.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +24,7 @@ from torch import Tensor
 from rlx.callbacks import crossed, refuse_memory
 from rlx.callbacks.bus import Callback
 from rlx.data.replay import DatasetReplay
+from rlx.envs.evaluation import EvaluationInterrupted
 from rlx.errors import UserError
 from rlx.fields import number
 from rlx.nn import Adam, Critic, polyak, target_of
@@ -54,6 +60,13 @@ def as_input(action: Tensor, spec: Spec) -> Tensor:
     return torch.cat([F.one_hot(columns[:, i], n) for i, n in enumerate(spec.action_sizes)], dim=1).float()
 
 
+def possible_values(reward: np.ndarray, discount: float) -> tuple[float, float]:
+    """The least and the largest sum of discounted rewards like these, of an episode of any length."""
+    ahead = 1.0 / (1.0 - discount) if discount < 1.0 else math.inf
+    low, high = float(reward.min()), float(reward.max())
+    return (low * ahead if low < 0.0 else 0.0), (high * ahead if high > 0.0 else 0.0)
+
+
 class FittedQ(Callback):
     """Logs `fqe/value` and the discounted return of the data beside it."""
 
@@ -62,6 +75,7 @@ class FittedQ(Callback):
     def __init__(self, cfg: FittedQConfig):
         self.cfg = cfg
         self.last = 0  # steps at the last estimate
+        self.pending = False  # the one that was due was interrupted
         self.best: float | None = None
 
     def check(self, trainer: Trainer) -> None:
@@ -73,6 +87,10 @@ class FittedQ(Callback):
                 "the returns of callbacks.fitted_q", instead="; ~callbacks.fitted_q leaves it out"
             )
 
+    def on_resumed(self, trainer: Trainer) -> None:
+        if self.pending:
+            self._log(trainer)
+
     def on_iteration(self, trainer: Trainer) -> None:
         if crossed(self.last, trainer.state.steps, trainer.plan.eval_interval):
             self._log(trainer)
@@ -82,14 +100,20 @@ class FittedQ(Callback):
             self._log(trainer)
 
     def state(self) -> dict[str, Any]:
-        return {"last": self.last, "best": self.best}
+        return {"last": self.last, "best": self.best, "pending": self.pending}
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.last, self.best = state["last"], state["best"]
+        self.pending = state.get("pending", False)  # older checkpoints have none
 
     def _log(self, trainer: Trainer) -> None:
-        self.last = trainer.state.steps
-        metrics = self.estimate(trainer)
+        try:
+            metrics = self.estimate(trainer)
+        except EvaluationInterrupted:
+            trainer.leave_evaluation()
+            self.pending = True
+            return
+        self.last, self.pending = trainer.state.steps, False
         trainer.log("eval", metrics)
         if self.best is None or metrics["fqe/value"] > self.best:
             self.best = metrics["fqe/value"]
@@ -104,20 +128,22 @@ class FittedQ(Callback):
         before = prior.state()
         training = learner.training
         learner.eval()
-        with seeded(int(trainer.cfg.seed), trainer.device):
-            critic, loss = self._fit(trainer)
-            first = to_tensors(map_obs(np.asarray, take_rows(dataset.obs, dataset.episodes[:, 0])))
-            with torch.no_grad():
-                action = as_input(learner.actor.act(first, (), explore=False).action, trainer.spec)
-                value = critic(Flat(FlatConfig(), trainer.spec)(first), action).mean()
-        prior.load_state(before)
-        learner.train(training)
+        try:
+            with seeded(int(trainer.cfg.seed), trainer.device):
+                critic, loss = self._fit(trainer, possible_values(dataset.reward, learner.cfg.discount))
+                first = to_tensors(map_obs(np.asarray, take_rows(dataset.obs, dataset.episodes[:, 0])))
+                with torch.no_grad():
+                    action = as_input(learner.actor.act(first, (), explore=False).action, trainer.spec)
+                    value = critic(Flat(FlatConfig(), trainer.spec)(first), action).mean()
+        finally:
+            prior.load_state(before)
+            learner.train(training)
         returns = dataset.with_mc_returns(learner.cfg.discount).mc_return
         assert returns is not None
         behavior = float(returns[dataset.episodes[:, 0]].mean())
         return {"fqe/value": float(value), "fqe/behavior_value": behavior, "fqe/loss": float(loss)}
 
-    def _fit(self, trainer: Trainer) -> tuple[Critic, Tensor]:
+    def _fit(self, trainer: Trainer, possible: tuple[float, float]) -> tuple[Critic, Tensor]:
         spec, cfg, actor = trainer.spec, self.cfg, trainer.learner.actor
         critic = Critic(spec.obs_dim, spec.action_dim, cfg.hidden, n=1)
         target = target_of(critic)
@@ -126,11 +152,13 @@ class FittedQ(Callback):
         loss = torch.zeros(())
         assert isinstance(trainer.prior, DatasetReplay)  # `check` has refused learners that read windows
         for _ in range(cfg.updates):
+            if trainer.interrupt is not None:
+                raise EvaluationInterrupted
             for batch in trainer.prior.sample(cfg.batch_size, 1):
                 with torch.no_grad():
                     next_action = as_input(actor.act(batch.next_obs, (), explore=False).action, spec)
                     next_value = target(as_vector(batch.next_obs), next_action)[0]
-                    y = td_target(batch.reward, batch.discount, batch.terminated, next_value)
+                    y = td_target(batch.reward, batch.discount, batch.terminated, next_value).clamp(*possible)
                 loss = F.mse_loss(critic(as_vector(batch.obs), as_input(batch.action, spec))[0], y)
                 optimizer.minimize(loss)
                 polyak(target.parameters(), critic.parameters(), cfg.tau)

@@ -439,13 +439,17 @@ class Trainer:
                 self.learner, self._eval_envs, episodes, seed, lambda: self.interrupt is not None
             )
         except EvaluationInterrupted:
-            self._unfinished = True
-            if self.state.stop_reason in BUDGETS:  # which a resume finds spent again
-                self.state.stop_reason = str(self.interrupt)
+            self.leave_evaluation()
             raise
         metrics = outcome.metrics(self.spec.env_id)
         self.state.last_eval = metrics["eval/return_mean"]
         return metrics
+
+    def leave_evaluation(self) -> None:
+        """The run ends without an evaluation that was due, which a resume has to make."""
+        self._unfinished = True
+        if self.state.stop_reason in BUDGETS:  # which a resume finds spent again
+            self.state.stop_reason = str(self.interrupt)
 
     def close(self) -> None:
         """Close all envs; nothing happens the second time."""
