@@ -9,6 +9,7 @@ Events, in the order of a run (`trainer` is always the first argument):
     update(metrics)                after each `learner.update`
     iteration()                    after each collect + update round: the moment where everything is consistent
     log(row)                       a row of metrics is to be written (see Trainer.log)
+    evaluating(done)               an evaluation is under way, for those who show it: how far it is, such as "300 steps"
     evaluated(metrics)             an evaluation was made; "eval/return_mean" and friends as floats
     video(path, fps)               a video of the policy was written, at `path` below the run folder, with `fps` frames
                                    per second; for loggers that can show it
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("rlx")
 
 EVENTS = (
-    "run_start", "resumed", "phase_start", "episode", "update", "iteration", "log", "evaluated", "video", "checkpoint",
-    "run_end", "run_failed",
+    "run_start", "resumed", "phase_start", "episode", "update", "iteration", "log", "evaluating", "evaluated", "video",
+    "checkpoint", "run_end", "run_failed",
 )  # fmt: skip
 
 

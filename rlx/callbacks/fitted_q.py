@@ -30,6 +30,7 @@ from rlx.fields import number
 from rlx.nn import Adam, Critic, polyak, target_of
 from rlx.nn.encoders import Flat, FlatConfig
 from rlx.obs import map_obs, take_rows, to_tensors
+from rlx.reporting import counted
 from rlx.returns import td_target
 from rlx.rng import seeded
 from rlx.system import INTERRUPTED
@@ -151,7 +152,8 @@ class FittedQ(Callback):
         as_vector = Flat(FlatConfig(), spec)
         loss = torch.zeros(())
         assert isinstance(trainer.prior, DatasetReplay)  # `check` has refused learners that read windows
-        for _ in range(cfg.updates):
+        for done in range(cfg.updates):
+            trainer.bus.emit("evaluating", trainer, f"{done:,} of {counted(cfg.updates, 'update')}")
             if trainer.interrupt is not None:
                 raise EvaluationInterrupted
             for batch in trainer.prior.sample(cfg.batch_size, 1):

@@ -123,6 +123,10 @@ class Progress(Callback):
         if self._worked >= self._due:
             self._show(trainer)
 
+    def on_evaluating(self, trainer: Trainer, done: str) -> None:
+        if time.monotonic() >= self._due:
+            self._draw(trainer, f"evaluating ({done})")
+
     def on_evaluated(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         self.latest = metrics["eval/return_mean"]
         took = time.monotonic() - self._worked
@@ -166,9 +170,8 @@ class Progress(Callback):
             MofNCompleteColumn(table_column=Column(no_wrap=True)),  # it is the bar that gives way
             TextColumn("{task.fields[text]}"),
         )
-        self._bar = Bar(
-            *columns, console=console, auto_refresh=False
-        )  # refreshed from the loop: no thread beside the learner
+        # refreshed from the loop: no thread beside the learner
+        self._bar = Bar(*columns, console=console, auto_refresh=False)
         self._bar.start()
         self._task = self._bar.add_task("", total=trainer.total_steps, completed=trainer.state.steps, text="")
 
@@ -240,7 +243,10 @@ class Progress(Callback):
 
     def _show(self, trainer: Trainer) -> None:
         self._measure(trainer)
-        steps, total, text = trainer.state.steps, trainer.total_steps, self._text(trainer)
+        self._draw(trainer, self._text(trainer))
+
+    def _draw(self, trainer: Trainer, text: str) -> None:
+        steps, total = trainer.state.steps, trainer.total_steps
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, description=self.phase, completed=steps, total=total, text=text, refresh=True)
         elif self._handle is not None:

@@ -38,6 +38,7 @@ from rlx.envs.evaluation import MOST_EPISODES, EvaluationInterrupted, evaluate_l
 from rlx.errors import UserError, require, shown
 from rlx.fields import number
 from rlx.learner import Learner
+from rlx.reporting import counted
 from rlx.rewards import RewardTransform
 from rlx.run_folder import ERROR_FILE
 from rlx.schedules import MIXTURE
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from rlx.envs.factory import EnvConfig
     from rlx.envs.vector import VectorEnv
 
+TOLD_EVERY = 100  # steps of an evaluation
 BUDGETS = ("max_env_steps", "max_updates", "max_epochs", "max_seconds", "completed")
 
 
@@ -434,10 +436,17 @@ class Trainer:
             raise UserError("There is no environment to evaluate in; give env=... or drop callbacks.evaluate.")
         self._refuse_poison()
         seed = int(np.random.SeedSequence([int(self.cfg.seed), 0xE7A1]).generate_state(1)[0])
+        steps = 0
+
+        def interrupted() -> bool:
+            nonlocal steps
+            steps += 1
+            if steps % TOLD_EVERY == 0:
+                self.bus.emit("evaluating", self, counted(steps, "step"))
+            return self.interrupt is not None
+
         try:
-            outcome = evaluate_learner(
-                self.learner, self._eval_envs, episodes, seed, lambda: self.interrupt is not None
-            )
+            outcome = evaluate_learner(self.learner, self._eval_envs, episodes, seed, interrupted)
         except EvaluationInterrupted:
             self.leave_evaluation()
             raise

@@ -208,3 +208,19 @@ def test_a_resumed_run_names_its_phase(make_trainer, caplog):
         trainer.start()
         trainer.advance(10)
     assert caplog.records[0].getMessage().startswith("online: 10/100 steps")
+
+
+def test_an_evaluation_that_takes_long_is_told(make_trainer, monkeypatch, caplog):
+    """Every 30 s, however often there is something to tell; its time is not taken for that of steps."""
+    clock, progress = Clock(monkeypatch), Progress(ProgressConfig())
+    trainer = make_trainer({"progress": progress}).start()
+    trainer.bus.emit("phase_start", trainer, "online")
+    clock.learn(trainer, 10, seconds=2)
+    with caplog.at_level(logging.INFO, "rlx"):
+        for i in range(1, 8):
+            clock.now += 10
+            trainer.bus.emit("evaluating", trainer, f"{i}00 steps")
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == [f"online: 10/100 steps, evaluating ({i}00 steps)" for i in (1, 4, 7)]
+    trainer.bus.emit("evaluated", trainer, {"eval/return_mean": 1.0})
+    assert progress._rates == (0.5, 0.5)

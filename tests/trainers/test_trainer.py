@@ -227,3 +227,19 @@ def test_the_best_policy_is_kept_and_not_the_last(tmp_path: Path, monkeypatch: p
     assert (tmp_path / "run" / "checkpoints" / "best").resolve().name == "best_000000000020"
     written = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [r["eval/return_mean"] for r in written if r["kind"] == "eval"] == [-5.0, 3.0, None, 1.0, 2.0]
+
+
+def test_evaluations_tell_how_far_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Episodes of Pendulum have 200 steps."""
+    told: list[str] = []
+    original = CallbackBus.emit
+
+    def emit(self: CallbackBus, event: str, trainer: Trainer, *args: Any) -> None:
+        original(self, event, trainer, *args)
+        if event == "evaluating":
+            told.extend(args)
+
+    monkeypatch.setattr(CallbackBus, "emit", emit)
+    few = ("algo.hidden=[4]", "trainer.max_env_steps=2", "trainer.eval_episodes=1", "logger=none", "threads=1")
+    rlx.train("algo=sac", "env=pendulum", "~algo_env", *few, run_dir=tmp_path / "run", quiet=True)
+    assert told == ["100 steps", "200 steps"]

@@ -395,7 +395,7 @@ def require() -> Any:
         try:
             compiler()
             make_folder()
-            log.info("Building the native nodes, once: about a minute.")
+            log.info("Building the native nodes, once: a minute or two.")
             build()
         except Unavailable as error:
             raise UserError(
