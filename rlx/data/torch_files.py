@@ -190,7 +190,10 @@ class TorchTensors:
                 case "GLOBAL":
                     stack.append(Global(argument.replace(" ", ".")))
                 case "STACK_GLOBAL":
-                    stack[-2:] = [Global(f"{stack[-2]}.{stack[-1]}")]
+                    module, name = stack[-2:]
+                    if not isinstance(module, str) or not isinstance(name, str):  # others can be long to write out
+                        raise ValueError("a name that is not text")
+                    stack[-2:] = [Global(f"{module}.{name}")]
                 case "BINPERSID":
                     stack.append(self._storage(stack.pop()))
                 case "REDUCE":
@@ -238,7 +241,8 @@ class TorchTensors:
             storage, offset, shape, stride, *_ = arguments
             if not isinstance(storage, Storage) or len(shape) != len(stride) or len(shape) > 32:
                 raise ValueError("a tensor without a storage or with too many axes")
-            if not all(type(n) is int and 0 <= n < 2**62 for n in (offset, *shape, *stride, math.prod(shape))):
+            sizes = (offset, *shape, *stride)
+            if not all(type(n) is int and 0 <= n < 2**62 for n in sizes) or math.prod(shape) >= 2**62:
                 raise ValueError("a tensor with sizes that are not possible")
             return StoredTensor(storage, offset, tuple(shape), tuple(stride))
         raise refused(self.path, f"Python objects or tensors that are not dense ({name})")

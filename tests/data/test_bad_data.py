@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import tracemalloc
 import zipfile
 
 import h5py
@@ -249,6 +250,28 @@ def test_objects_in_pt_are_never_unpickled(tmp_path, caplog):
 def test_pt_that_is_no_dict_of_tensors(saved, expected, tmp_path):
     torch.save(saved, tmp_path / "odd.pt")
     assert expected in refuse(tmp_path / "odd.pt")
+
+
+PROGRAMS = {
+    # 24 tuples, each of which holds the one before twice, as the module of a name
+    "a name that is not text": b"\x80\x04\x8c\x01a\x94"
+    + b"".join(b"h%ch%c\x86\x94" % (i, i) for i in range(24))
+    + b"\x8c\x01b\x93.",
+    "a tensor with sizes that are not possible": b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n("
+    b"(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000NNtQK\x00(J\xff\xff\xff\x03X\x01\x00\x00\x00at(K\x01K\x01tNNtR.",
+}
+
+
+@pytest.mark.parametrize("expected", PROGRAMS)
+def test_a_small_pickle_does_not_become_a_large_text(expected, tmp_path):
+    with zipfile.ZipFile(tmp_path / "large.pt", "w") as archive:
+        archive.writestr("large/data.pkl", PROGRAMS[expected])
+    tracemalloc.start()
+    try:
+        assert expected in refuse(tmp_path / "large.pt")
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()
 
 
 def test_links_into_other_hdf5_files_are_refused(tmp_path):
