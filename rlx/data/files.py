@@ -32,6 +32,8 @@ from rlx.system import available_memory
 DECLARED = 2**30  # bytes of arrays that a file of any size may declare
 RATIO = 1100  # bytes of arrays to a byte of the file, beyond that: deflate makes at most 1032 of one
 CHUNKS = 20_000  # pieces that an HDF5 array of any size may have
+GZIP, LZF = 1, 32000  # the numbers that HDF5 has for them
+NESTED = 32  # groups inside groups of an HDF5 file, which are followed on the stack
 HEADER_LIMIT = 10_000  # bytes of the header of an array in an .npz; numpy has the same limit
 TEXT_BYTES = 4096  # of the name of an env
 COPIES = 4  # of an array that is stored by episodes: the parts, the whole, and obs and next_obs picked from it
@@ -268,14 +270,23 @@ def hdf5_file(path: Path) -> Iterator[Any]:
     """An HDF5 file open for reading that has no links out of itself."""
     import h5py
 
-    def outward(name: bytes, info: Any) -> str | None:
-        return shown(name.decode(errors="replace")) if info.type == h5py.h5l.TYPE_EXTERNAL else None
+    def odd(name: bytes, info: Any) -> str | None:
+        if name.count(b"/") > NESTED:
+            return _too_deep(path)
+        if info.type == h5py.h5l.TYPE_EXTERNAL:
+            link = shown(name.decode(errors="replace"))
+            return f"{path}: key '{link}' is a link into another file, which is refused; copy the data."
+        return None
 
     with readable(path, "hdf5"), h5py.File(path, "r") as file:
-        link = file.id.links.visit(outward, info=True)  # the first name that it returns, or None
-        if link is not None:
-            raise UserError(f"{path}: key '{link}' is a link into another file, which is refused; copy the data.")
+        refusal = file.id.links.visit(odd, info=True)  # the first that it returns, or None
+        if refusal is not None:
+            raise UserError(refusal)
         yield file
+
+
+def _too_deep(path: Path) -> str:
+    return f"{path}: has more than {NESTED} groups inside each other, which is refused; copy the data."
 
 
 def hdf5_dataset(node: Any, key: str, path: Path) -> Any:
@@ -298,7 +309,40 @@ def hdf5_dataset(node: Any, key: str, path: Path) -> Any:
         pieces = math.prod(-(-n // size) for n, size in zip(dataset.shape, dataset.chunks, strict=True))
         if pieces > CHUNKS + path.stat().st_size // 8:  # each of them takes at least an address in the file
             raise UserError(f"{where} is cut into {pieces:,} pieces, most of them never written; save it again.")
+        if sum(number in (GZIP, LZF) for number in _filters(dataset)) > 1:
+            raise UserError(f"{where} is compressed more than once, which is refused; save it again.")
     return dataset
+
+
+def _filters(dataset: Any) -> list[int]:
+    plan = dataset.id.get_create_plist()
+    return [plan.get_filter(i)[0] for i in range(plan.get_nfilters())]
+
+
+def check_pieces(dataset: Any, where: str) -> None:
+    """Refuse compressed pieces that become more than a piece of the array: HDF5 unpacks as much as there is.
+
+    Small ones cannot become much and are not looked into.
+    """
+    filters = _filters(dataset)
+    if not {GZIP, LZF} & set(filters):
+        return
+    size = math.prod(dataset.chunks) * dataset.id.get_type().get_size()
+    most = size + size // 64 + 1024
+    doubtful: list[tuple[int, ...]] = []
+
+    def note(piece: Any) -> bool | None:
+        packed = GZIP in filters and not piece.filter_mask >> filters.index(GZIP) & 1
+        if packed and piece.size * RATIO > max(DECLARED, size):
+            doubtful.append(piece.chunk_offset)
+        return True if piece.size > most else None  # which ends the visit
+
+    wrong = dataset.id.chunk_iter(note) or any(
+        len(zlib.decompressobj().decompress(dataset.id.read_direct_chunk(offset)[1], most + 1)) > most
+        for offset in doubtful
+    )
+    if wrong:
+        raise UserError(f"{where} has a piece that unpacks to more than its {size:,} bytes; save it again.")
 
 
 def hdf5_parts(group: Any, path: Path) -> dict[str, Any]:
@@ -308,6 +352,8 @@ def hdf5_parts(group: Any, path: Path) -> dict[str, Any]:
     arrays: dict[str, Any] = {}
 
     def note(name: str, item: Any) -> bool | None:
+        if name.count("/") > NESTED:
+            raise UserError(_too_deep(path))
         if isinstance(item, h5py.Dataset):
             check_part(name, f"{path}: {group.name}")
             arrays[name] = item
@@ -337,6 +383,7 @@ def hdf5_array(node: Any, key: str, path: Path, allowance: Allowance | None = No
     if allowance is not None:
         nbytes = math.prod(shape) * dtype.itemsize
         allowance.claim(nbytes, copies * nbytes)
+    check_pieces(dataset, f"{path}: key '{key}'")
     return np.asarray(dataset[()])
 
 

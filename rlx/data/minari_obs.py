@@ -19,11 +19,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlx.data.columns import Array
-from rlx.data.files import COPIES, Allowance, first_line, hdf5_array, hdf5_dataset, hdf5_declared, hdf5_parts
+from rlx.data.files import (
+    COPIES,
+    Allowance,
+    check_pieces,
+    first_line,
+    hdf5_array,
+    hdf5_dataset,
+    hdf5_declared,
+    hdf5_parts,
+)
 from rlx.errors import UserError, shown
 
 GOAL_KEYS = ("observation", "achieved_goal", "desired_goal")  # in the order in which they are joined
 OBSERVATIONS = "observations"
+PIECE = 2**20  # bytes that HDF5 keeps unpacked while rows are read one by one
 
 
 class Leaf(NamedTuple):
@@ -100,12 +110,18 @@ def _read_images(stored: Any, data: Path, image: tuple[int, ...], allowance: All
     of_one_size = stored.ndim == 2 and stored.dtype == np.uint8  # as where a picture never changes
     if not of_one_size and (stored.ndim != 1 or h5py.check_vlen_dtype(stored.dtype) != np.uint8):
         raise UserError(f"{data}: key '{stored.name}' is not a list of JPEG images, as its metadata says.")
+    where = f"{data}: key '{stored.name}'"
+    size = math.prod(stored.chunks or ()) * stored.id.get_type().get_size()
+    if not of_one_size and size > PIECE:  # it would be unpacked again for every row
+        raise UserError(f"{where} is cut into pieces of {size:,} bytes, expected at most {PIECE:,}; save it again.")
     nbytes = len(stored) * math.prod(image)
-    packed = math.prod(hdf5_declared(stored, f"{data}: key '{stored.name}'")[0]) if of_one_size else 0
+    packed = math.prod(hdf5_declared(stored, where)[0]) if of_one_size else 0
     allowance.claim(nbytes + packed, COPIES * nbytes + packed)
+    check_pieces(stored, where)
+    rows = stored[()] if of_one_size else stored
     images = np.empty((len(stored), *image), np.uint8)
     for i in range(len(stored)):
-        images[i] = _decode(stored[i], image, f"{data}: key '{stored.name}', row {i},")
+        images[i] = _decode(rows[i], image, f"{where}, row {i},")
     return images
 
 

@@ -596,6 +596,32 @@ def _(folder: Path) -> Path:
     return hdf5(folder, change)
 
 
+@bad("hdf5: groups inside groups")
+def _(folder: Path) -> Path:
+    return hdf5(folder, lambda file: chain(file, 40_000) and None)
+
+
+@bad("hdf5: groups inside groups, from the observations on")
+def _(folder: Path) -> Path:
+    def change(file: Any) -> None:
+        last = file.id
+        for i in range(10_000):  # each has a name at the top and holds the one before
+            made = h5py.h5g.create(file.id, b"a%06d" % i)
+            if i:
+                h5py.h5o.link(last, made, b"x")
+            last = made
+        h5py.h5o.link(last, file.id, b"observations")
+
+    return hdf5(folder, change, "observations")
+
+
+def chain(file: Any, length: int) -> Any:
+    group = file.id
+    for _ in range(length):
+        group = h5py.h5g.create(group, b"x")
+    return group
+
+
 @bad("hdf5: names that are no text")
 def _(folder: Path) -> Path:
     path = hdf5(folder, lambda file: None)

@@ -6,6 +6,7 @@ import json
 import logging
 import tracemalloc
 import zipfile
+import zlib
 
 import h5py
 import numpy as np
@@ -274,6 +275,43 @@ def test_a_small_pickle_does_not_become_a_large_text(expected, tmp_path):
         tracemalloc.stop()
 
 
+def packed_reward(path, name="rewards", filters=1, data=b"", chunk=N):
+    """A good file with these bytes in the place of a piece of an array."""
+    write_hdf5(path)
+    with h5py.File(path, "a") as file:
+        if name in file:
+            del file[name]
+        plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        plan.set_chunk((chunk,))
+        for _ in range(filters):
+            plan.set_filter(h5py.h5z.FILTER_DEFLATE, 0, (9,))
+        stored = h5py.h5d.create(file.id, name.encode(), h5py.h5t.IEEE_F32LE, h5py.h5s.create_simple((N,)), plan)
+        stored.write_direct_chunk((0,), data)
+
+
+def test_a_piece_of_hdf5_does_not_become_larger_than_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr("rlx.data.files.DECLARED", 1000)
+    packed_reward(tmp_path / "good.hdf5", data=zlib.compress(bytes(4 * N)))
+    assert len(load_transition_dataset(tmp_path / "good.hdf5")) == N
+    packed_reward(tmp_path / "bomb.hdf5", data=zlib.compress(bytes(2**20), 9))
+    expected = "key 'rewards' has a piece that unpacks to more than its 24 bytes"
+    assert expected in refuse(tmp_path / "bomb.hdf5")
+    packed_reward(tmp_path / "long.hdf5", data=zlib.compress(np.random.default_rng(0).bytes(5000)))
+    assert expected in refuse(tmp_path / "long.hdf5")
+
+
+def test_hdf5_that_is_compressed_twice_is_refused(tmp_path):
+    packed_reward(tmp_path / "twice.hdf5", filters=2, data=zlib.compress(zlib.compress(bytes(4 * N))))
+    assert "key 'rewards' is compressed more than once" in refuse(tmp_path / "twice.hdf5")
+
+
+def test_a_number_of_hdf5_in_a_huge_piece_is_refused(tmp_path):
+    with h5py.File(tmp_path / "number.hdf5", "w") as file:
+        file["observations_0"] = arrays()["observations"]
+        file.create_dataset("num_episodes", (1,), "i8", chunks=(2**28,), maxshape=(None,), compression="gzip")
+    assert "which is not plausible" in refuse(tmp_path / "number.hdf5")
+
+
 def test_links_into_other_hdf5_files_are_refused(tmp_path):
     write_hdf5(tmp_path / "other.hdf5")
     write_hdf5(tmp_path / "links.hdf5")
@@ -397,6 +435,16 @@ def test_minari_with_a_part_that_is_no_array_of_numbers(tmp_path):
     with h5py.File(folder / "data" / "main_data.hdf5", "a") as file:
         file["episode_0/observations/gear"] = np.zeros(N + 1, np.int64)
     assert "key 'observations/gear' holds the space Discrete, expected arrays of numbers" in refuse(folder)
+
+
+def test_minari_with_pictures_in_huge_pieces(tmp_path):
+    space = json.dumps({"type": "Box", "dtype": "uint8", "shape": [32, 32, 3]})
+    folder = minari_folder(tmp_path, {"observation_space": space}, observations=None)
+    with h5py.File(folder / "data" / "main_data.hdf5", "a") as file:
+        file.create_dataset(
+            "episode_0/observations", (N + 1,), h5py.vlen_dtype(np.uint8), chunks=(2**17,), maxshape=(None,)
+        )
+    assert "is cut into pieces of 2,097,152 bytes, expected at most 1,048,576" in refuse(folder)
 
 
 def test_minari_with_an_empty_group_of_observations(tmp_path):

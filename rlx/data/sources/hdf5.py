@@ -80,7 +80,7 @@ def _d3rlpy_episodes(h5: Any, file: Path, allowance: Allowance) -> dict[str, Arr
         "terminals": [],
         "timeouts": [],
     }
-    for i in range(_number(h5, "num_episodes", file, "iu")):
+    for i in range(_number(h5, "num_episodes", file, "iu", allowance)):
         for key in ("observations", "actions", "rewards"):
             array = hdf5_array(h5, f"{key}_{i}", file, allowance, copies=COPIES)
             if not array.ndim:
@@ -88,7 +88,7 @@ def _d3rlpy_episodes(h5: Any, file: Path, allowance: Allowance) -> dict[str, Arr
             columns[key].append(array)
         last = np.zeros(len(columns["rewards"][-1]), dtype=bool)
         last[-1:] = True
-        terminated = bool(_number(h5, f"terminated_{i}", file, "iufb"))
+        terminated = bool(_number(h5, f"terminated_{i}", file, "iufb", allowance))
         columns["terminals"].append(last & terminated)
         columns["timeouts"].append(last & (not terminated))
     if not columns["rewards"]:
@@ -96,10 +96,11 @@ def _d3rlpy_episodes(h5: Any, file: Path, allowance: Allowance) -> dict[str, Arr
     return {key: np.concatenate(parts) for key, parts in columns.items()}
 
 
-def _number(h5: Any, key: str, file: Path, kinds: str) -> int:
+def _number(h5: Any, key: str, file: Path, kinds: str, allowance: Allowance) -> int:
     """A single number that is not negative."""
     stored = hdf5_dataset(h5, key, file)
-    if stored.size != 1 or stored.dtype.kind not in kinds or not (value := np.ravel(stored[()])[0]) >= 0:
+    good = stored.size == 1 and stored.dtype.kind in kinds
+    if not good or not (value := hdf5_array(h5, key, file, allowance).item()) >= 0:
         kind = f"shape {stored.shape} and dtype {shown(stored.dtype, 60)}"
         raise UserError(f"{file}: key '{key}' must be a single number of at least 0; it has {kind}.")
     return int(value)
