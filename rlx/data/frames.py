@@ -290,12 +290,15 @@ class Frames:
         """Put the steps back, except for the first `skip` of them."""
         packed = Packed(*(saved[name].numpy() for name in Packed._fields))
         packed.check(self.box, len(step))
-        for one in np.unique(lane[skip:]).tolist():
-            rows = np.flatnonzero(lane == one)
-            for begin in range(int(np.searchsorted(rows, skip)), len(rows), CHUNK):
-                part = rows[begin : begin + CHUNK]
-                obs, next_obs = packed.unpacked(self.box, rows, begin, len(part))
-                self.put(lane[part], step[part], obs, next_obs)
+        apart = sum(int((table[skip:] >= 0).sum()) for table in (packed.first, packed.final))
+        needed = 4 * apart * self.box.size  # the pool doubles, and is copied while it does
+        with enough_memory(needed, "A replay of so many short episodes", lambda share: "use another checkpoint"):
+            for one in np.unique(lane[skip:]).tolist():
+                rows = np.flatnonzero(lane == one)
+                for begin in range(int(np.searchsorted(rows, skip)), len(rows), CHUNK):
+                    part = rows[begin : begin + CHUNK]
+                    obs, next_obs = packed.unpacked(self.box, rows, begin, len(part))
+                    self.put(lane[part], step[part], obs, next_obs)
 
 
 def _sliding(frames: np.ndarray, n: int) -> Tensor:

@@ -334,6 +334,18 @@ def test_images_that_do_not_fit_are_refused(change: dict[str, np.ndarray]) -> No
         Frames(BOX, 5, 1, 4).load_segment(lane, step, {k: torch.from_numpy(v) for k, v in (good | change).items()})
 
 
+def test_images_that_are_kept_whole_need_the_memory_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlx.system.available_memory", lambda: 10_000)
+    saved = {"frames": np.zeros((200, 1, 3, 2), np.uint8), "whole": np.zeros((1, *SHAPE), np.uint8)}
+    few = {"first": np.full(200, -1, np.int32), "final": np.full(200, -1, np.int32)}
+    few["first"][0] = few["final"][-1] = 0
+    lane, step = np.zeros(200, np.int64), np.arange(200)
+    Frames(BOX, 200, 1, 4).load_segment(lane, step, {k: torch.from_numpy(v) for k, v in (saved | few).items()})
+    many = {"first": np.zeros(200, np.int32), "final": np.zeros(200, np.int32)}  # one picture, 400 times
+    with pytest.raises(UserError, match="so many short episodes needs"):
+        Frames(BOX, 200, 1, 4).load_segment(lane, step, {k: torch.from_numpy(v) for k, v in (saved | many).items()})
+
+
 # -- the replay of a run as a dataset ----------------------------------------------------------------------------------
 
 
