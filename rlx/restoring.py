@@ -57,7 +57,8 @@ def check_saved_spec(spec: Any) -> None:
 
     shape, box = spec.action_shape, spec.action_kind == "box"
     parts = ((spec.obs_shape, spec.obs_dtype), *(part for _, part in spec.boxes))
-    good = isinstance(spec.env_id, str) and all(isinstance(name, str) for name, _ in spec.boxes)
+    good = isinstance(spec.env_id, str) and spec.env_id.isprintable()  # it is part of sentences
+    good = good and all(isinstance(name, str) for name, _ in spec.boxes)
     good = good and all(counts(size, 3) and dtype in ("float32", "float64", "uint8") for size, dtype in parts)
     good = good and sum(math.prod(size) for size, _ in parts) < 2**31 and not (spec.boxes and spec.obs_shape)
     good = good and counts(shape, 1)

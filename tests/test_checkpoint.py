@@ -289,6 +289,7 @@ TENSORS = {
 STATES = {
     "no_spec": lambda s: s.pop("spec"),
     "a_spec_of_words": lambda s: s["spec"].update(obs_shape=["x"]),
+    "an_env_of_two_lines": lambda s: s["spec"].update(env_id="x\n\x1b[31my"),
     "a_huge_spec": lambda s: s["spec"].update(obs_shape=[2**62, 2**62]),
     "an_unknown_kind_of_action": lambda s: s["spec"].update(action_kind="dance"),
     "a_spec_too_many": lambda s: s["spec"].update(more=1),
