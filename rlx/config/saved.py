@@ -27,7 +27,7 @@ from rlx.config.errors import explain
 from rlx.config.interpolations import as_written, check_reach, escaped, references
 from rlx.config.schemas import GROUPS, REQUIRED, Config, node_of, register, targets
 from rlx.config.text import leaves, parse
-from rlx.config.trust import WRAPPERS, check_env_kwargs, is_users_own, plain_wrapper
+from rlx.config.trust import WRAPPERS, check_env_kwargs, check_wrapper_sizes, is_users_own, plain_wrapper
 from rlx.errors import UserError, shown
 from rlx.files import read_bounded
 
@@ -85,6 +85,7 @@ def load_config(
             values_of_env: Any = OmegaConf.to_container(env, resolve=True)
             for key in ("kwargs", "training_kwargs", "wrappers"):
                 check_env_kwargs(values_of_env.get(key), f"{place}.{key}", replaced, trust)
+            check_wrapper_sizes(values_of_env.get("wrappers"), f"{place}.wrappers", trust)
         if "dataset" in used:
             _check_root(cfg.dataset, "dataset", replaced)
     except (hydra.errors.HydraException, OmegaConfBaseException, ValueError, TypeError, RecursionError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import is_dataclass
@@ -20,6 +21,8 @@ KWARGS = "env.kwargs"  # what to trust for files in them
 
 BEYOND = re.compile(r"[:/\\~]|^\.")  # in an env's keyword: a path, or a module
 
+
+WRAPPED = 2**26  # what the integers of all wrappers of a saved env may come to, multiplied
 
 GYMNASIUM = "gymnasium.wrappers."
 
@@ -148,11 +151,25 @@ def check_env_kwargs(kwargs: Any, place: str, replaced: Sequence[str], trust: Se
             )
 
 
+def check_wrapper_sizes(wrappers: Any, place: str, trust: Sequence[str]) -> None:
+    """A wrapper stacks, resizes or repeats as often as its numbers say."""
+    if KWARGS not in trust and _product(wrappers) > WRAPPED:
+        raise UserError(
+            f"The saved config has numbers in {place} whose product is more than {WRAPPED:,}, which may take all "
+            f"of the memory; add trust=[{KWARGS}] to allow it."
+        )
+
+
+def _product(wrappers: Any) -> int:
+    return math.prod(abs(value) for _, value in leaves(wrappers) if type(value) is int and value)
+
+
 def needed_trust(cfg: DictConfig) -> tuple[str, ...]:
     """The modules that whoever uses the run has to trust, as its `_target_`s or its env come from them."""
     env: Any = OmegaConf.to_container(cfg.env, resolve=False)
     named = leaves({key: env.get(key) for key in ("kwargs", "training_kwargs", "wrappers")})
     files = [KWARGS] if any(isinstance(value, str) and BEYOND.search(value) for _, value in named) else []
+    files = files or ([KWARGS] if _product(env.get("wrappers")) > WRAPPED else [])
     beyond = [value for _, value in leaves(OmegaConf.to_container(cfg, resolve=False)) if isinstance(value, str)]
     resolvers = {"oc.env"} if any("${oc.env:" in value for value in beyond) else set()
     return tuple(dict.fromkeys((*cfg.trust, *env_modules(cfg), *files, *resolvers)))

@@ -172,6 +172,7 @@ def test_wrappers_of_ones_own_need_trust(mine: str, tmp_path: Path) -> None:
         ({"_target_": "${algo._target_}"}, r"asks for .*algo"),
         ({"_target_": "ClipReward", "max_reward": {"_target_": "os.system"}}, "asks for os.system"),
         ({"_target_": "DtypeObservation", "dtype": "/etc/passwd"}, "which may be a file or a module"),
+        ({"_target_": "FrameStackObservation", "stack_size": 10**8}, "in env.wrappers whose product is more than"),
     ],
 )  # fmt: skip
 def test_a_saved_config_cannot_ask_for_more(node: Any, words: str, tmp_path: Path) -> None:
