@@ -32,7 +32,7 @@ from rlx.system import available_memory
 DECLARED = 2**30  # bytes of arrays that a file of any size may declare
 RATIO = 1100  # bytes of arrays to a byte of the file, beyond that: deflate makes at most 1032 of one
 CHUNKS = 20_000  # pieces that an HDF5 array of any size may have
-GZIP, LZF = 1, 32000  # the numbers that HDF5 has for them
+GZIP, SHUFFLE, CHECKSUM, LZF = 1, 2, 3, 32000  # the numbers that HDF5 has for them
 NESTED = 32  # groups inside groups of an HDF5 file, which are followed on the stack
 HEADER_LIMIT = 10_000  # bytes of the header of an array in an .npz; numpy has the same limit
 TEXT_BYTES = 4096  # of the name of an env
@@ -309,7 +309,10 @@ def hdf5_dataset(node: Any, key: str, path: Path) -> Any:
         pieces = math.prod(-(-n // size) for n, size in zip(dataset.shape, dataset.chunks, strict=True))
         if pieces > CHUNKS + path.stat().st_size // 8:  # each of them takes at least an address in the file
             raise UserError(f"{where} is cut into {pieces:,} pieces, most of them never written; save it again.")
-        if sum(number in (GZIP, LZF) for number in _filters(dataset)) > 1:
+        filters = _filters(dataset)
+        if not {GZIP, SHUFFLE, CHECKSUM, LZF}.issuperset(filters):  # others believe sizes that the file says
+            raise UserError(f"{where} is compressed in an unusual way, which is refused; save it with gzip or lzf.")
+        if sum(number in (GZIP, LZF) for number in filters) > 1:
             raise UserError(f"{where} is compressed more than once, which is refused; save it again.")
     return dataset
 

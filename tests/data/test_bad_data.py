@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import struct
 import tracemalloc
 import zipfile
 import zlib
@@ -303,6 +304,18 @@ def test_a_piece_of_hdf5_does_not_become_larger_than_it_is(tmp_path, monkeypatch
 def test_hdf5_that_is_compressed_twice_is_refused(tmp_path):
     packed_reward(tmp_path / "twice.hdf5", filters=2, data=zlib.compress(zlib.compress(bytes(4 * N))))
     assert "key 'rewards' is compressed more than once" in refuse(tmp_path / "twice.hdf5")
+
+
+def test_filters_of_hdf5_that_believe_the_file_are_refused(tmp_path):
+    path = tmp_path / "offset.hdf5"
+    write_hdf5(path)
+    with h5py.File(path, "a") as file:
+        del file["rewards"]
+        file.create_dataset("rewards", data=np.ones(N, "i4"), chunks=(N,), scaleoffset=2)
+    true, forged = (struct.pack("<3I", 2, 2, entries) for entries in (N, 2**30))  # which ended the process
+    assert path.read_bytes().count(true) == 1
+    path.write_bytes(path.read_bytes().replace(true, forged))
+    assert "key 'rewards' is compressed in an unusual way" in refuse(path)
 
 
 def test_a_number_of_hdf5_in_a_huge_piece_is_refused(tmp_path):
