@@ -55,6 +55,7 @@ class Evaluate(Callback):
         try:
             metrics = trainer.evaluate(trainer.plan.eval_episodes)
         except EvaluationInterrupted:
+            trainer.leave_evaluation()
             self.pending = True
             return
         self.last, self.pending = trainer.state.steps, False

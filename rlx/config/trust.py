@@ -21,7 +21,6 @@ KWARGS = "env.kwargs"  # what to trust for files in them
 
 BEYOND = re.compile(r"[:/\\~]|^\.")  # in an env's keyword: a path, or a module
 
-
 WRAPPED = 2**26  # what the integers of all wrappers of a saved env may come to, multiplied
 
 GYMNASIUM = "gymnasium.wrappers."
@@ -168,8 +167,8 @@ def needed_trust(cfg: DictConfig) -> tuple[str, ...]:
     """The modules that whoever uses the run has to trust, as its `_target_`s or its env come from them."""
     env: Any = OmegaConf.to_container(cfg.env, resolve=False)
     named = leaves({key: env.get(key) for key in ("kwargs", "training_kwargs", "wrappers")})
-    files = [KWARGS] if any(isinstance(value, str) and BEYOND.search(value) for _, value in named) else []
-    files = files or ([KWARGS] if _product(env.get("wrappers")) > WRAPPED else [])
+    files = any(isinstance(value, str) and BEYOND.search(value) for _, value in named)
+    kwargs = [KWARGS] if files or _product(env.get("wrappers")) > WRAPPED else []
     beyond = [value for _, value in leaves(OmegaConf.to_container(cfg, resolve=False)) if isinstance(value, str)]
     resolvers = {"oc.env"} if any("${oc.env:" in value for value in beyond) else set()
-    return tuple(dict.fromkeys((*cfg.trust, *env_modules(cfg), *files, *resolvers)))
+    return tuple(dict.fromkeys((*cfg.trust, *env_modules(cfg), *kwargs, *resolvers)))

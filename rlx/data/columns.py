@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from rlx.data.keys import ALIASES, MARKERS, OBSERVATIONS, kind_of, map_keys
 from rlx.errors import UserError, shown
-from rlx.nn.encoders import is_channels_last
+from rlx.nn.encoders import channels_first
 from rlx.obs import map_obs, num_rows, parts_of
 from rlx.reporting import counted
 from rlx.system import available_memory
@@ -105,29 +105,26 @@ def take(column: Any, index: Array) -> Any:
     return MappedColumn(column, index) if isinstance(column, np.memmap) else column[index]
 
 
-def seen_box(row: tuple[int, ...], dtype: Any) -> tuple[Box, bool]:
-    """What `make_env` makes of observations of this shape, and whether that takes the channels to the front: of a stack
-    of images one, of what has more axes a vector.
-    """
+def seen_box(row: tuple[int, ...], dtype: Any) -> Box:
+    """What `make_env` makes of observations of this shape: of a stack of images one, of what has more axes a vector."""
     if len(row) < 4:
-        return Box(row, str(dtype)), False
+        return Box(row, str(dtype))
     if len(row) > 4:
-        return Box((math.prod(row),), "float32"), False
-    last = is_channels_last(Box(row[1:], str(dtype)))
-    depth, height, width = (row[3], *row[1:3]) if last else row[1:]
-    return Box((row[0] * depth, height, width), str(dtype)), last
+        return Box((math.prod(row),), "float32")
+    count, depth, height, width = channels_first(np.broadcast_to(np.uint8(0), row)).shape
+    return Box((count * depth, height, width), str(dtype))
 
 
 def seen_as(column: Any, box: Box) -> Any:
     """A column as `make_env` has an env give it, where that is this box; on disk it stays there."""
     row = tuple(column.shape[1:])
-    made, last = seen_box(row, column.dtype)
+    made = seen_box(row, column.dtype)
     if len(row) == 2 and box.shape == (math.prod(row),):  # what is neither a vector nor an image is one vector
         made = box
     if made.shape == row or made != box:
         return column
     base, index = (column.base, column.index) if isinstance(column, MappedColumn) else (column, None)
-    base = np.moveaxis(base, -1, 2) if last else base
+    base = channels_first(base) if len(row) == 4 else base
     if on_disk(column):
         return MappedColumn(base, index, made.dtype, made.shape)
     return base.reshape(len(base), *made.shape).astype(made.dtype, copy=False)

@@ -9,7 +9,7 @@ import numpy as np
 
 from rlx.data.columns import seen_box
 from rlx.data.dataset import TransitionDataset
-from rlx.envs.observations import PICTURE
+from rlx.envs.observations import is_grey_picture
 from rlx.obs import map_obs, named_parts
 from rlx.types import NO_ENV, Box, Spec
 
@@ -18,9 +18,9 @@ log = logging.getLogger("rlx")
 
 def spec_of_dataset(dataset: TransitionDataset) -> Spec:
     """The Spec that a dataset implies, where there is no env; the action box is the range of the data."""
-    boxes = map_obs(lambda part: seen_box(tuple(part.shape[1:]), part.dtype)[0], dataset.obs)
+    boxes = map_obs(lambda part: seen_box(tuple(part.shape[1:]), part.dtype), dataset.obs)
     for name, box in named_parts("obs", boxes).items():
-        if len(box.shape) == 2 and box.dtype == "uint8" and min(box.shape) >= PICTURE:
+        if is_grey_picture(box.shape, box.dtype):
             log.warning(
                 "%s: key '%s' holds grey pictures of %d x %d pixels without an axis for the channel, which are read as "
                 "vectors; to have them read as images, save them as pictures[..., None].",

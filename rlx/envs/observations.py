@@ -19,7 +19,7 @@ import numpy as np
 from gymnasium import spaces
 
 from rlx.errors import require
-from rlx.nn.encoders import is_channels_last
+from rlx.nn.encoders import channels_first, is_channels_last
 from rlx.types import Box
 
 GOAL_PARTS = ("observation", "achieved_goal", "desired_goal")
@@ -102,7 +102,7 @@ def is_stack(space: spaces.Space[Any]) -> bool:
 
 def folded(stack: np.ndarray) -> np.ndarray:
     """[n, height, width, channels], or [n, channels, height, width], as [n * channels, height, width]."""
-    stack = np.moveaxis(stack, 3, 1) if is_channels_last(Box(stack.shape[1:], "uint8")) else stack
+    stack = channels_first(stack)
     return np.ascontiguousarray(stack.reshape(-1, *stack.shape[2:]))
 
 
@@ -146,13 +146,18 @@ def with_arrays(env: gym.Env) -> gym.Env:
     return env if _is_array(space) else FlattenWhole(env)
 
 
+def is_grey_picture(shape: tuple[int, ...], dtype: Any) -> bool:
+    """Is it a picture without an axis for its channel?"""
+    return len(shape) == 2 and np.dtype(dtype) == np.uint8 and min(shape) >= PICTURE
+
+
 def flattened_picture(env: gym.Env) -> tuple[int, int] | None:
-    """Height and width of a grey picture that `with_arrays` took for numbers, since it has no axis for its channel."""
+    """Height and width of a grey picture that `with_arrays` took for numbers."""
     space = env.env.observation_space if isinstance(env, FlattenWhole) else None
-    if not isinstance(space, spaces.Box) or space.dtype != np.uint8 or len(space.shape) != 2:
+    if not isinstance(space, spaces.Box) or not is_grey_picture(space.shape, space.dtype):
         return None
     height, width = space.shape
-    return (height, width) if min(height, width) >= PICTURE else None
+    return height, width
 
 
 def boxes_of(space: spaces.Space[Any]) -> Box | dict[str, Box]:

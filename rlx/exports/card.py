@@ -96,7 +96,7 @@ def onnx_example(simulator: Simulator | None, inputs: Sequence[Port]) -> str:
         start = ', "start": np.array([True])' if memory else ""
         return _script(
             "An action for an empty observation. Needs: onnxruntime.",
-            ["from pathlib import Path", "", "import numpy as np", "import onnxruntime as ort"],
+            ["import numpy as np", "import onnxruntime as ort"],
             [load, f"inputs = {{{arrays}{start}}}", 'print(policy.run(["action"], inputs)[0])'],
         )
     act = simulator.action.format("action[0]")
@@ -123,10 +123,8 @@ def onnx_example(simulator: Simulator | None, inputs: Sequence[Port]) -> str:
         "print(total)",
     ]
     needs = "rlx" if any("rlx" in line for line in simulator.imports) else "gymnasium"
-    heads = in_order("import numpy as np", "import onnxruntime as ort", *simulator.imports)
-    return _script(
-        f"An episode with this policy. Needs: onnxruntime and {needs}.", ["from pathlib import Path", "", *heads], lines
-    )
+    imports = in_order("import numpy as np", "import onnxruntime as ort", *simulator.imports)
+    return _script(f"An episode with this policy. Needs: onnxruntime and {needs}.", imports, lines)
 
 
 def torch_example(simulator: Simulator | None, inputs: Sequence[Port]) -> str:
@@ -137,7 +135,7 @@ def torch_example(simulator: Simulator | None, inputs: Sequence[Port]) -> str:
         obs = f"{{{parts}}}" if arrays[0][0] != "obs" else arrays[0][1]
         return _script(
             "An action for an empty observation. Needs: rlx.",
-            ["from pathlib import Path", "", "import numpy as np", "", "import rlx"],
+            ["import numpy as np", "", "import rlx"],
             [load, f"print(policy.act({obs}))"],
         )
     lines = [
@@ -150,8 +148,8 @@ def torch_example(simulator: Simulator | None, inputs: Sequence[Port]) -> str:
         "    total, over = total + float(reward), terminated or truncated",
         "print(total)",
     ]
-    heads = ["from pathlib import Path", "", *in_order("import rlx", *simulator.imports)]
-    return _script("An episode with this policy. Needs: rlx and gymnasium.", heads, lines)
+    imports = in_order("import rlx", *simulator.imports)
+    return _script("An episode with this policy. Needs: rlx and gymnasium.", imports, lines)
 
 
 def in_order(*imports: str) -> list[str]:
@@ -160,7 +158,7 @@ def in_order(*imports: str) -> list[str]:
 
 
 def _script(text: str, imports: Sequence[str], lines: Sequence[str]) -> str:
-    return "\n".join([f'"""{text}"""', "", *imports, "", *lines, ""])
+    return "\n".join([f'"""{text}"""', "", "from pathlib import Path", "", *imports, "", *lines, ""])
 
 
 # -- the card ----------------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -212,6 +213,11 @@ def is_channels_last(box: Box) -> bool:
     if (first == middle) != (middle == last):
         return first == middle
     return first >= last
+
+
+def channels_first(images: np.ndarray) -> np.ndarray:
+    """[..., height, width, channels] as [..., channels, height, width], a view; what is so already as it is."""
+    return np.moveaxis(images, -1, -3) if is_channels_last(Box(images.shape[-3:], "uint8")) else images
 
 
 def image_shape(box: Box) -> tuple[int, int, int]:

@@ -34,7 +34,7 @@ from rlx.data.frames import is_kept_as_frames
 from rlx.data.reader import Reader
 from rlx.data.replay import DatasetReplay, Mixture, Replay
 from rlx.data.rollout import RolloutBuffer
-from rlx.envs.evaluation import MOST_EPISODES, EvaluationInterrupted, evaluate_learner
+from rlx.envs.evaluation import MOST_EPISODES, evaluate_learner
 from rlx.errors import UserError, require, shown
 from rlx.fields import number
 from rlx.learner import Learner
@@ -430,7 +430,7 @@ class Trainer:
     def evaluate(self, episodes: int) -> dict[str, float]:
         """Raw returns of the deterministic policy on envs and seeds of their own; training randomness is untouched.
 
-        A signal ends it in the middle, by EvaluationInterrupted, and the run with it: a resume has it to make.
+        A signal ends it in the middle, by EvaluationInterrupted: whoever asked for it calls `leave_evaluation`.
         """
         if self._eval_envs is None:
             raise UserError("There is no environment to evaluate in; give env=... or drop callbacks.evaluate.")
@@ -445,11 +445,7 @@ class Trainer:
                 self.bus.emit("evaluating", self, counted(steps, "step"))
             return self.interrupt is not None
 
-        try:
-            outcome = evaluate_learner(self.learner, self._eval_envs, episodes, seed, interrupted)
-        except EvaluationInterrupted:
-            self.leave_evaluation()
-            raise
+        outcome = evaluate_learner(self.learner, self._eval_envs, episodes, seed, interrupted)
         metrics = outcome.metrics(self.spec.env_id)
         self.state.last_eval = metrics["eval/return_mean"]
         return metrics

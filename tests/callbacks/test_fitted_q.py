@@ -39,10 +39,10 @@ def judged(data: dict[str, Any], folder: Path, *overrides: str) -> dict[str, Any
     return row
 
 
-@pytest.mark.parametrize(("ends", "expected"), [("terminated", 2.0), ("truncated", 3.0)])
+@pytest.mark.parametrize(("ends", "expected"), [("terminated", 2.0), ("truncated", (3.0 + 4.0) / 2)])
 def test_the_value_of_a_chain(ends: str, expected: float, tmp_path: Path) -> None:
     """Rewards 1 and 2 from 0 over 1 to 2, where nothing follows: 1 + 2 / 2. Where the time was over in 2, and 2 is also
-    a place that pays 2 for ever: 1 + (2 + (2 + ...) / 2) / 2.
+    a place that pays 2 for ever, where half of the episodes begin: 1 + (2 + (2 + ...) / 2) / 2, and 2 + (2 + ...) / 2.
     """
     step = np.tile([0, 1], 30)
     data = {"obs": step[:, None], "next_obs": step[:, None] + 1, "reward": step + 1.0}
@@ -53,10 +53,8 @@ def test_the_value_of_a_chain(ends: str, expected: float, tmp_path: Path) -> Non
     data = {name: column.astype(np.float32) for name, column in data.items()}
     data["action"] = np.zeros(len(data["reward"]), np.int64)
     row = judged(data, tmp_path / "run", "callbacks.fitted_q.updates=1500")
-    starts = (1 * 30 * expected + 30 * 4.0) / 60 if ends == "truncated" else expected
-    assert row["fqe/value"] == pytest.approx(starts, abs=0.1)
-    behavior = (30 * 2.0 + 30 * 2.0) / 60  # what was seen of it
-    assert row["fqe/behavior_value"] == pytest.approx(behavior)
+    assert row["fqe/value"] == pytest.approx(expected, abs=0.1)
+    assert row["fqe/behavior_value"] == pytest.approx(2.0), "what was seen of it"
 
 
 def test_values_stay_within_what_the_rewards_allow(tmp_path: Path) -> None:
